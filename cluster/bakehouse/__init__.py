@@ -1,0 +1,23 @@
+"""Public names of bakehouse, loaded on first use: `import bakehouse` loads neither torch nor ray."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bakehouse_cluster.app import build as build
+    from bakehouse_cluster.llm import LLM as LLM
+    from bakehouse_replica.core.types import SamplingParams as SamplingParams
+
+_HOME = {
+    "LLM": "bakehouse_cluster.llm",
+    "SamplingParams": "bakehouse_replica.core.types",
+    "build": "bakehouse_cluster.app",
+}
+__all__ = ["LLM", "SamplingParams", "build"]
+
+if not TYPE_CHECKING:  # otherwise the checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'bakehouse' has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,299 @@
+"""The frozen messages that flow between gateway, scheduler and executor.
+
+Ids are plain ints; text never appears here. Durations are seconds as float. `None` means "not given".
+Positions count from 0 at the first prompt token; output indices count from 0 at the first output token, so
+output index k of a request with P prompt tokens stands at position P + k.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bakehouse_replica.core.errors import InvalidRequest
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. Each choice gets exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class FailureKind(StrEnum):
+    """What went wrong with a choice that finished with `FinishReason.ERROR`."""
+
+    DEADLINE = "deadline"
+    NO_ROOM = "no_room"  # its KV cache cannot fit in the whole pool
+    ENGINE = "engine"  # the executor failed: our bug or the machine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The cause carried by the terminal delta of a failed choice."""
+
+    kind: FailureKind
+    message: str
+
+
+def _require(condition: bool, param: str, value: object, limit: str) -> None:
+    if not condition:
+        raise InvalidRequest(f"{param} is {value!r}; it must be {limit}", param)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose output tokens. Raises `InvalidRequest` (a `ValueError`) naming the field and its limit.
+
+    `temperature` 0 is greedy. `top_k` None and `top_p` 1 keep the whole vocabulary. `seed` is filled by
+    whoever builds the `Request`, so it is always an int in the core. `stop_token_ids` end a choice and belong
+    to its output ids; the model's end-of-sequence ids are merged in by whoever builds the `Request`, unless
+    the user ignores them. No stop id is sampled before `min_tokens`. `repetition_penalty` counts prompt and
+    output, the other two count output only.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.n >= 1, "n", self.n, "at least 1")
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"at most max_tokens ({self.max_tokens})",
+        )
+        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "between 0 and 100")
+        _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2.0 <= value <= 2.0, name, value, "between -2 and 2")
+        _require(
+            0.0 < self.repetition_penalty <= 10.0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0 and at most 10",
+        )
+        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit integer")
+        _require(
+            all(token >= 0 for token in self.stop_token_ids),
+            "stop_token_ids",
+            self.stop_token_ids,
+            "non-negative token ids",
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the sampler needs the ids generated so far."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call: a prompt and how to continue it, for `params.n` choices.
+
+    `prior_output` is what an earlier replica has already emitted; it is replayed *as output*: it counts towards
+    `max_tokens`, penalties, stop ids and usage, and emission continues at output index `len(prior_output)`.
+    It may be non-empty only where `params.n` is 1. `priority`: smaller is served first. `timeout_s` is the
+    time that remains, so that it can cross machines whose clocks differ. `cache_salt` separates tenants: blocks
+    are shared only under an equal salt.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    prior_output: tuple[int, ...] = ()
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(bool(self.prompt_ids), "prompt", "empty", "at least one token")
+        _require(not self.prior_output or self.params.n == 1, "prior_output", "given", "empty where n is above 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Asks for `len(seeds)` tokens to be drawn after the last position of a chunk.
+
+    More than one seed stands only on the step that forks a request into its choices. `output_index` is the
+    output index of the token to draw. `prompt_ids` and `output_ids` are empty unless `params.has_penalties`.
+    """
+
+    params: SamplingParams
+    seeds: tuple[int, ...]
+    output_index: int
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The tokens `token_ids` of one sequence at positions `start`, `start + 1`, …: prefill and decode alike.
+
+    `block_ids` is the whole block table up to the chunk's last position: position p lives in slot
+    `p % block_size` of block `block_ids[p // block_size]`.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[int, ...]
+    sample: Sample | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """Copy block `source` onto block `target` before the step's forward pass."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything an executor needs for one step; it keeps no state of its own but the KV cache."""
+
+    step: int
+    copies: tuple[BlockCopy, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """The tokens drawn for one sequence, in the order of its `Sample.seeds`."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step produced: one `Sampled` for each chunk whose `sample` is given, in the plan's order."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Counts of one choice at its end. `cached_tokens`: prompt tokens not computed at first admission."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """New output ids of one choice, from output index `start` on; the last one carries `finish` and `usage`."""
+
+    request_id: str
+    choice: int
+    start: int
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message of a response stream: what accumulated for a request since the previous message."""
+
+    replica_id: str
+    deltas: tuple[TokenDelta, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What an executor can hold and do in one step."""
+
+    n_blocks: int
+    block_size: int
+    max_step_tokens: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingPolicy:
+    """The scheduler's choices within an executor's `Capacity`.
+
+    `max_prefill_tokens`: prompt tokens per step while at least one sequence decodes, so that decode never
+    starves. `max_long_prefills`: how many prompts longer than `long_prefill_tokens` may be in prefill at once,
+    so that a short prompt is never stuck behind them. `max_waiting_requests`: the replica's own guard; the
+    gateway's queue comes first.
+    """
+
+    max_model_len: int
+    max_prefill_tokens: int = 512
+    long_prefill_tokens: int = 2048
+    max_long_prefills: int = 1
+    max_waiting_requests: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCard:
+    """What a replica is; fixed from the moment it is ready. Routers hash with these values only."""
+
+    replica_id: str
+    model_name: str
+    model_digest: str
+    hash_key: bytes
+    block_size: int
+    n_blocks: int
+    vocabulary_size: int
+    max_model_len: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """A snapshot of one replica; `version` grows with every change.
+
+    `waiting_tokens`: prompt tokens still to be computed, queued or in prefill. `resident`: a bounded sample of
+    the block hashes in its prefix index, most recently used first, each cut to 8 bytes.
+    """
+
+    version: int
+    n_running: int
+    n_waiting: int
+    waiting_tokens: int
+    n_free_blocks: int
+    n_cached_blocks: int
+    n_held_blocks: int
+    step_time_s: float
+    resident: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One replica as seen from outside: `problem` says in words why it does not serve, None where it does."""
+
+    card: ReplicaCard
+    load: ReplicaLoad
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from: an alias (`smollm2`), a local folder, a GGUF file, or a hub id."""
+
+    model: str = "smollm2"
+    revision: str | None = None

@@ -1,0 +1,1 @@
+"""Executors: everything that can carry out a step plan."""

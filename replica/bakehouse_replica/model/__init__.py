@@ -1,0 +1,1 @@
+"""The model: from a step plan to logits to sampled ids."""

@@ -1,0 +1,31 @@
+"""What a replica is told at start; built by `bakehouse_cluster.config`, read here and nowhere else."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bakehouse_replica.core.types import ModelSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """One replica's model, memory and scheduling limits.
+
+    `max_model_len` None takes the model's own context length. `kv_memory_bytes` None takes what one
+    CPU replica gets by default (see `bakehouse_replica.model.sizing`). `n_threads`: compute threads
+    this replica may use. `hash_key` is shared by all replicas of a deployment and secret to it.
+    """
+
+    source: ModelSource = field(default_factory=ModelSource)
+    served_name: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    executor: Literal["model", "fake"] = "model"
+    max_model_len: int | None = None
+    kv_memory_bytes: int | None = None
+    block_size: int | None = None
+    max_step_tokens: int = 512
+    max_sequences: int = 64
+    max_prefill_tokens: int = 256
+    max_waiting_requests: int = 4096
+    n_threads: int | None = None
+    hash_key: bytes = b""

@@ -1,0 +1,1 @@
+"""The OpenAI face: schemas, routes, errors and server-sent events."""

@@ -1,0 +1,30 @@
+"""The seam between gateway and replicas.
+
+`bakehouse_replica.engine.Engine` satisfies `ReplicaClient` as it is, so gateway and engine are tested together
+without Ray; `bakehouse_router.ray_client` is the one that a cluster uses.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
+
+
+class ReplicaClient(Protocol):
+    """Sends requests to whichever replica suits and streams back what it produces."""
+
+    def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        """The request's deliveries, until each choice has had its terminal delta.
+
+        Closing the generator cancels the request; cancelling is idempotent. Raises, on the first step,
+        `InvalidRequest`, `Overloaded` or `Unavailable`; later `Unavailable` where the replica is lost.
+        """
+        ...
+
+    async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        """Every known replica, those that do not serve too; never blocks for long, never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is in flight and release resources; idempotent."""
+        ...

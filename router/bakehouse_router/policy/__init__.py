@@ -1,0 +1,1 @@
+"""Where a request goes: pure functions over frozen views of the replicas."""

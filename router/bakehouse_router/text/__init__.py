@@ -1,0 +1,1 @@
+"""The only place where text exists: tokenizer, chat template, stream of text."""
