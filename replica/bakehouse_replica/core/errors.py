@@ -3,6 +3,7 @@
     BakehouseError
     ├── InvalidRequest            the request is wrong; names the parameter            HTTP 400
     │   ├── UnknownModel          the model is not served here                         HTTP 404
+    │   ├── ContextTooLong        prompt and output do not fit the context             HTTP 400
     │   └── RequestTooLarge       the body is over the limit                           HTTP 413
     ├── Overloaded                no room now, come back later          (retryable)    HTTP 429
     ├── DeadlineExceeded          the request's own time ran out                       HTTP 408
@@ -40,6 +41,10 @@ class InvalidRequest(BakehouseError, ValueError):
 
 class UnknownModel(InvalidRequest):
     """The named model is not served here."""
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or the prompt and the output asked for, exceed the model's context length."""
 
 
 class RequestTooLarge(InvalidRequest):

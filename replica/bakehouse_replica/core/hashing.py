@@ -23,7 +23,8 @@ class HashScope:
     salt: str = ""
 
 
-def _root(scope: HashScope) -> bytes:
+def root_hash(scope: HashScope) -> bytes:
+    """What the hash of a scope's first blocks chains onto."""
     root = hashlib.blake2b(digest_size=HASH_BYTES, key=scope.key)
     for kind, part in (("model", scope.model_digest), ("adapter", scope.adapter), ("salt", scope.salt)):
         encoded = part.encode()
@@ -32,15 +33,22 @@ def _root(scope: HashScope) -> bytes:
     return root.digest()
 
 
+def _chained(parent: bytes, packed_block: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(parent + packed_block, digest_size=HASH_BYTES, key=key).digest()
+
+
+def next_block_hash(parent: bytes, token_ids: Sequence[int], key: bytes) -> bytes:
+    """The hash of one more full block after `parent`: `block_hashes`, one block at a time."""
+    return _chained(parent, array("i", token_ids).tobytes(), key)
+
+
 def block_hashes(token_ids: Sequence[int], scope: HashScope) -> list[bytes]:
     """The chained hashes of the *full* blocks of `token_ids`, `HASH_BYTES` each, first block first."""
     packed = array("i", token_ids).tobytes()
     block_bytes = scope.block_size * array("i").itemsize
-    parent, hashes = _root(scope), []
+    parent, hashes = root_hash(scope), []
     for begin in range(0, len(packed) - block_bytes + 1, block_bytes):
-        parent = hashlib.blake2b(
-            parent + packed[begin : begin + block_bytes], digest_size=HASH_BYTES, key=scope.key
-        ).digest()
+        parent = _chained(parent, packed[begin : begin + block_bytes], scope.key)
         hashes.append(parent)
     return hashes
 

@@ -1,0 +1,358 @@
+"""The scheduler: decides, step by step, which tokens of which sequences are computed, and in which blocks.
+
+A pure machine: frozen messages in and out, no clock, no randomness, no I/O. The driver calls
+
+    add(request, now)    at any time          abort(request_id)    at any time, even before its `add`
+    plan(now)            ─► StepPlan or None   None: nothing to do until the next `add`
+    apply(result, now)   ─► [TokenDelta]       the deltas of that step
+    take_deltas()        ─► [TokenDelta]       terminal deltas that arose elsewhere; drain it after every plan
+
+and the same calls always lead to the same plans, block ids included.
+
+Invariants, after every call (`check` asserts them):
+
+1. A request is known from `add` until each of its choices has had its one terminal delta.
+2. `running` and `waiting` are disjoint and sorted by (priority, arrival, choice), which never changes for a
+   sequence. Only running sequences hold blocks. Running sequences, each counted with the choices that it will
+   fork into, never outnumber the slots.
+3. free + cached + held = all blocks, and the holders of a block are the tables that it is in.
+4. Whenever there is work, `plan` makes a plan. The first running sequence can preempt all others, and a sequence
+   that cannot grow although it runs alone ends by itself with `NO_ROOM`.
+
+A plan is made in this order, each phase choosing first (`budget`, `room`: reads only) and then committing, so
+that a refused admission leaves no trace:
+
+    expire    sequences whose deadline has passed end
+    yield     if the first in the queue is more urgent than running ones and fits without those, they are preempted
+    grant     tokens are shared out among the running
+    preempt   the last in order, until the blocks for all grants are at hand
+    allocate  blocks for the grants; shared tails are copied before they are written
+    admit     newcomers in order, with what is left of tokens, slots and blocks (not in a step that preempted)
+    fill      what is still left goes to unfinished prefills
+
+All preemption comes before all allocation: no block freed in a plan is the source of one of its copies, so
+copies may run in any order.
+
+A step may be in flight while `add`, `abort` and `load` are called. An aborted sequence gives its blocks back at
+once although the step still writes to them: no other plan is made before that step is applied. Results for it
+are ignored, and nothing of it is registered. (Overlapped scheduling will relax this: a second plan in flight
+needs placeholder ids for tokens not yet drawn, and `Roster` must then hold blocks back until the steps that
+write them have been applied. Neither shows outside the core.)
+"""
+
+from dataclasses import dataclass
+from itertools import count
+
+from bakehouse_replica.core.admission import n_slots_of, output_limit
+from bakehouse_replica.core.blocks import BlockPool
+from bakehouse_replica.core.budget import StepBudget, is_long
+from bakehouse_replica.core.errors import InvalidRequest, Overloaded
+from bakehouse_replica.core.hashing import HashScope, root_hash
+from bakehouse_replica.core.recent import RecentIds
+from bakehouse_replica.core.room import Room, n_blocks_needed
+from bakehouse_replica.core.roster import Roster
+from bakehouse_replica.core.sequence import Call, Sequence, Status
+from bakehouse_replica.core.types import (
+    BlockCopy,
+    Capacity,
+    Failure,
+    FailureKind,
+    FinishReason,
+    ReplicaLoad,
+    Request,
+    SchedulingPolicy,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+)
+
+REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within milliseconds: far fewer are on their way
+RESIDENT_HASHES_REPORTED = 512  # 4 KiB a snapshot
+STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The plan that was handed out, with the sequence of each of its chunks."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    planned_at: float
+
+
+class Scheduler:
+    """Schedules the requests of one replica. Tests break the pool by `pool_type`."""
+
+    def __init__(
+        self,
+        *,
+        capacity: Capacity,
+        policy: SchedulingPolicy,
+        model_digest: str,
+        hash_key: bytes,
+        pool_type: type[BlockPool] = BlockPool,
+    ) -> None:
+        self._capacity = capacity
+        self._policy = policy
+        self._model_digest = model_digest
+        self._hash_key = hash_key
+        self._n_slots = n_slots_of(capacity)
+        self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
+        self._roster = Roster(pool=self._pool, n_slots=self._n_slots)
+        self._early_aborts = RecentIds(REMEMBERED_IDS)
+        self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
+        self._outbox: list[TokenDelta] = []
+        self._flight: _Flight | None = None
+        self._arrivals = count()
+        self._steps = count()
+        self._step_time_s = 0.0
+        self._version = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is alive, so that `plan` has something to plan or to end."""
+        return bool(self._roster.running or self._roster.waiting)
+
+    def add(self, request: Request, now: float) -> None:
+        """Queues a request; its deadline is `now + timeout_s`.
+
+        One that was aborted before, or that arrives complete, ends at once: see `take_deltas`.
+
+        Raises:
+            InvalidRequest: it can never be served as asked, or its id is in use.
+            Overloaded: `max_waiting_requests` are waiting.
+        """
+        n_output_limit = output_limit(request, self._capacity, self._policy.max_model_len)
+        if request.request_id in self._roster.calls:
+            raise InvalidRequest(f"request_id {request.request_id!r} is already being served", "request_id")
+        is_aborted = request.request_id in self._early_aborts
+        if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
+            raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
+        self._version += 1
+        self._ended.forget(request.request_id)
+        sequence = self._enter(request, n_output_limit, now)
+        self._early_aborts.forget(request.request_id)
+        reason = FinishReason.CANCELLED if is_aborted else sequence.finish_reason()
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def abort(self, request_id: str) -> None:
+        """Ends all choices of a request as cancelled and frees their blocks; harmless when it has ended before.
+
+        An id that was never seen is remembered for a while, and its `add` ends at once.
+        """
+        self._version += 1
+        call = self._roster.calls.get(request_id)
+        if call is not None:
+            for sequence in list(call.sequences):
+                self._end(sequence, FinishReason.CANCELLED)
+        elif request_id not in self._ended:
+            self._early_aborts.remember(request_id)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None where no sequence is left. The previous step must have been applied."""
+        assert self._flight is None, f"step {self._flight.plan.step} is in flight; apply its result first"
+        self._version += 1
+        self._expire(now)
+        self._yield_to_urgent()
+        budget = StepBudget.shared_among(self._roster.running, self._capacity, self._policy)
+        has_preempted = self._preempt_until_blocks_suffice(budget)
+        copies: list[BlockCopy] = []
+        for sequence, n_tokens in budget.grants.items():
+            copies += self._roster.grow(sequence, n_tokens)
+        if not has_preempted or not self._roster.running:
+            copies += self._admit(budget)
+        copies += self._fill(budget)
+        if not budget.grants:
+            assert not self.has_work, "sequences are left, but none of them can go on"
+            return None
+        chunks = tuple(sequence.chunk(n_tokens) for sequence, n_tokens in budget.grants.items())
+        plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
+        self._flight = _Flight(plan, tuple(budget.grants), now)
+        return plan
+
+    def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
+        """Books what the step in flight computed; returns its deltas, in the plan's order."""
+        flight = self._flight
+        assert flight is not None, f"step {result.step} is not in flight; no step is"
+        expected = [(c.sequence_id, len(c.sample.seeds)) for c in flight.plan.chunks if c.sample is not None]
+        found = [(sampled.sequence_id, len(sampled.token_ids)) for sampled in result.sampled]
+        assert (result.step, found) == (flight.plan.step, expected), (
+            f"step {flight.plan.step} wants tokens of {expected}; the result of step {result.step} has {found}"
+        )
+        self._flight = None
+        self._version += 1
+        self._measure(now - flight.planned_at)
+        sampled_in_order = iter(result.sampled)
+        deltas: list[TokenDelta] = []
+        for chunk, sequence in zip(flight.plan.chunks, flight.sequences, strict=True):
+            token_ids = () if chunk.sample is None else next(sampled_in_order).token_ids
+            if sequence.status is not Status.ENDED:
+                sequence.n_computed += len(chunk.token_ids)
+                self._roster.register(sequence)
+                deltas += self._extend(sequence, token_ids)
+        return deltas
+
+    def take_deltas(self) -> list[TokenDelta]:
+        """The terminal deltas that arose in `add`, `abort` and `plan` since the last call, oldest first."""
+        deltas, self._outbox = self._outbox, []
+        return deltas
+
+    def load(self) -> ReplicaLoad:
+        """A snapshot for routers and metrics."""
+        running, waiting = self._roster.running, self._roster.waiting
+        waiting_tokens = sum(sequence.n_missing for sequence in waiting)
+        waiting_tokens += sum(sequence.n_missing for sequence in running if sequence.n_missing > 1)
+        return ReplicaLoad(
+            version=self._version,
+            n_running=len(running),
+            n_waiting=len(waiting),
+            waiting_tokens=waiting_tokens,
+            n_free_blocks=self._pool.n_free,
+            n_cached_blocks=self._pool.n_cached,
+            n_held_blocks=self._pool.n_held,
+            step_time_s=self._step_time_s,
+            resident=self._pool.resident_hashes(RESIDENT_HASHES_REPORTED),
+        )
+
+    def check(self) -> None:
+        """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
+        self._roster.check()
+
+    def _enter(self, request: Request, n_output_limit: int, now: float) -> Sequence:
+        seed = request.params.seed
+        assert seed is not None, "output_limit() refuses requests without a seed"
+        scope = HashScope(
+            block_size=self._capacity.block_size,
+            model_digest=self._model_digest,
+            key=self._hash_key,
+            salt=request.cache_salt,
+        )
+        call = Call(
+            request=request,
+            arrival=next(self._arrivals),
+            deadline=None if request.timeout_s is None else now + request.timeout_s,
+            n_output_limit=n_output_limit,
+            root_hash=root_hash(scope),
+            stop_ids=frozenset(request.params.stop_token_ids),
+        )
+        return self._roster.enter(call, seed)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
+        self._outbox += sequence.deltas((), reason, failure)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._roster.end(sequence)
+        request_id = sequence.call.request.request_id
+        if request_id not in self._roster.calls:
+            self._ended.remember(request_id)
+
+    def _end_without_room(self, sequence: Sequence) -> None:
+        n_blocks = self._pool.n_blocks_for(len(sequence.tokens))
+        message = (
+            f"{len(sequence.tokens)} tokens of prompt and output need {n_blocks} KV blocks of "
+            f"{self._pool.block_size}; this replica has {self._pool.n_blocks}"
+        )
+        self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.NO_ROOM, message=message))
+
+    def _expire(self, now: float) -> None:
+        for call in list(self._roster.calls.values()):
+            if call.deadline is not None and call.deadline <= now:
+                message = f"the request's time limit of {call.request.timeout_s} s has passed"
+                for sequence in list(call.sequences):
+                    self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.DEADLINE, message=message))
+
+    def _yield_to_urgent(self) -> None:
+        """Preempts the fewest running sequences of lower priority that the first waiting one needs gone."""
+        running = self._roster.running
+        if not self._roster.waiting or not running:
+            return
+        urgent = self._roster.waiting[0]
+        n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
+        if n_outranked == 0:
+            return
+        hits = self._roster.match(urgent)
+        if not self._may_prefill(len(urgent.tokens) - len(hits) * self._pool.block_size):
+            return
+        if not self._room(len(running) - n_outranked).fits(urgent, hits, self._pool):
+            return
+        n_staying = len(running)
+        while not self._room(n_staying).fits(urgent, hits, self._pool):
+            n_staying -= 1
+        for sequence in reversed(running[n_staying:]):
+            self._roster.preempt(sequence)
+
+    def _preempt_until_blocks_suffice(self, budget: StepBudget) -> bool:
+        """Whether anyone had to go so that the rest of the grants can be honoured."""
+        running, has_preempted = self._roster.running, False
+        while n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
+            last, has_preempted = running[-1], True
+            budget.withdraw(last)
+            if len(running) == 1:
+                self._end_without_room(last)
+            else:
+                self._roster.preempt(last)
+        return has_preempted
+
+    def _admit(self, budget: StepBudget) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        if not self._roster.waiting:
+            return copies
+        room = self._room(len(self._roster.running))
+        for sequence in list(self._roster.waiting):
+            if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
+                break
+            if self._pool.n_blocks_for(len(sequence.tokens)) > self._pool.n_blocks:
+                self._end_without_room(sequence)
+                continue
+            hits = self._roster.match(sequence)
+            if not self._may_prefill(len(sequence.tokens) - len(hits) * self._pool.block_size):
+                continue  # others pass it, or they would wait for two long prompts
+            if not room.fits(sequence, hits, self._pool):
+                break  # nobody passes it, or a large request would wait for ever behind small ones
+            room.take(sequence, hits, self._pool)
+            self._roster.start(sequence, hits)
+            copies += self._roster.grow(sequence, budget.grant(sequence))
+        return copies
+
+    def _fill(self, budget: StepBudget) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        for sequence in self._roster.running:
+            if budget.prefill_left == 0:
+                break
+            n_granted = budget.grants.get(sequence, 0)
+            if sequence.n_missing == n_granted:
+                continue
+            n_blocks = len(sequence.block_table) + self._pool.n_available
+            if budget.grant(sequence, n_blocks * self._pool.block_size - sequence.n_computed - n_granted):
+                copies += self._roster.grow(sequence, budget.grants[sequence])
+        return copies
+
+    def _may_prefill(self, n_missing: int) -> bool:
+        """Whether a newcomer with so many tokens to compute may join the prefills that run."""
+        if not is_long(n_missing, self._policy):
+            return True
+        n_long = sum(is_long(sequence.n_missing, self._policy) for sequence in self._roster.running)
+        return n_long < self._policy.max_long_prefills
+
+    def _room(self, n_staying: int) -> Room:
+        running = self._roster.running
+        return Room.beside(running[:n_staying], self._pool, self._n_slots, leaving=running[n_staying:])
+
+    def _extend(self, sequence: Sequence, token_ids: tuple[int, ...]) -> list[TokenDelta]:
+        """Appends the tokens drawn for a sequence, one for each of its choices, and forks it if it must."""
+        if not token_ids:
+            return []
+        deltas: list[TokenDelta] = []
+        for choice, token_id in zip(self._roster.fork(sequence), token_ids, strict=True):
+            choice.tokens.append(token_id)
+            reason = choice.finish_reason()
+            deltas += choice.deltas((token_id,), reason)
+            if reason is not None:
+                self._forget(choice)
+        return deltas
+
+    def _measure(self, elapsed_s: float) -> None:
+        weight = STEP_TIME_WEIGHT if self._step_time_s else 1.0
+        self._step_time_s += weight * (elapsed_s - self._step_time_s)
