@@ -169,12 +169,16 @@ class Driver:
 
     def _receive(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
+            is_first = (delta.request_id, delta.choice) not in self.outcomes
             outcome = self.outcomes.setdefault((delta.request_id, delta.choice), Outcome())
             assert outcome.finish is None, f"{delta} comes after the terminal delta"
             assert delta.start == len(outcome.token_ids), f"{delta} leaves a gap or repeats"
-            assert (delta.finish is None) == (delta.usage is None), f"{delta}: usage belongs to the last delta"
+            assert delta.usage or not (is_first or delta.finish), (
+                f"{delta} is the first or the last, without usage"
+            )
             outcome.token_ids += delta.token_ids
-            outcome.finish, outcome.usage, outcome.failure = delta.finish, delta.usage, delta.failure
+            outcome.usage = delta.usage or outcome.usage
+            outcome.finish, outcome.failure = delta.finish, delta.failure
 
 
 def make_driver(

@@ -150,8 +150,10 @@ class Sequence:
     ) -> list[TokenDelta]:
         """The news that `token_ids` are its newest output, for each choice that it is or would have become."""
         request = self.call.request
+        start = self.n_output - len(token_ids)
         usage = None
-        if finish is not None:
+        # With the first tokens too: whoever ends the choice by a stop string never sees the last delta.
+        if finish is not None or start == len(request.prior_output):
             # The prompt's counts are the request's: equal in all of its choices, not to be summed over them.
             usage = Usage(
                 prompt_tokens=self.n_prompt,
@@ -162,7 +164,7 @@ class Sequence:
             TokenDelta(
                 request_id=request.request_id,
                 choice=choice,
-                start=self.n_output - len(token_ids),
+                start=start,
                 token_ids=token_ids,
                 finish=finish,
                 usage=usage,

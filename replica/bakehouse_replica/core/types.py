@@ -193,7 +193,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counts of one choice at its end. `cached_tokens`: prompt tokens not computed at first admission."""
+    """Counts of one choice so far. `cached_tokens`: prompt tokens not computed at first admission.
+
+    Those of the prompt are the request's, equal in all of its choices: not to be summed over them.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -202,7 +205,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """New output ids of one choice, from output index `start` on; the last one carries `finish` and `usage`."""
+    """New output ids of one choice, from output index `start` on.
+
+    The first and the last delta of a choice carry `usage`, counted up to that delta; the last carries `finish`.
+    """
 
     request_id: str
     choice: int

@@ -1,0 +1,95 @@
+"""One table: each of our errors → HTTP status and OpenAI error type and code; and the envelope they travel in.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+import math
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from bakehouse_replica.core.errors import (
+    BakehouseError,
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+    UnknownModel,
+)
+from starlette.exceptions import HTTPException
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+_RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error as a client sees it."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def envelope(self) -> dict[str, object]:
+        """The body, or the last event of a stream that had begun."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """What the status needs besides the body."""
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+# The first row whose class fits counts, so subclasses stand before their bases.
+_TABLE: tuple[tuple[type[BakehouseError], int, str, str | None], ...] = (
+    (UnknownModel, 404, INVALID_REQUEST, "model_not_found"),
+    (RequestTooLarge, 413, INVALID_REQUEST, "request_too_large"),
+    (ContextTooLong, 400, INVALID_REQUEST, "context_length_exceeded"),
+    (InvalidRequest, 400, INVALID_REQUEST, "invalid_request"),
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (DeadlineExceeded, 408, "timeout_error", "deadline_exceeded"),
+    (EngineDead, 503, SERVER_ERROR, "engine_dead"),
+    (Unavailable, 503, SERVER_ERROR, "unavailable"),
+)
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def _retry_after_s(error: BakehouseError) -> int | None:
+    if isinstance(error, Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return _RETRY_AFTER_S if isinstance(error, Unavailable) else None
+
+
+def problem_of(error: Exception, request_id: str) -> Problem:
+    """How `error` is told to the client. What is not one of ours is told by the request id only."""
+    if isinstance(error, BakehouseError):
+        for kind, status, type_, code in _TABLE:
+            if isinstance(error, kind):
+                return Problem(
+                    status=status,
+                    message=error.message,
+                    type=type_,
+                    code=code,
+                    param=error.param if isinstance(error, InvalidRequest) else None,
+                    retry_after_s=_retry_after_s(error),
+                )
+    if isinstance(error, HTTPException):
+        return Problem(
+            status=error.status_code,
+            message=error.detail or HTTPStatus(error.status_code).phrase,
+            type=INVALID_REQUEST,
+            code=_HTTP_CODES.get(error.status_code),
+        )
+    return Problem(
+        status=500,
+        message=f"an internal error ended this request; the log tells more under its id {request_id}",
+        type=SERVER_ERROR,
+        code="internal_error",
+    )

@@ -1,0 +1,82 @@
+"""Everything about one model that has to do with text, loaded from its files."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.generation import GenerationDefaults, generation_defaults
+from bakehouse_replica.source import ModelFiles
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from bakehouse_router.text.chat_template import ChatTemplate
+from bakehouse_router.text.gguf_tokenizer import load_gguf_tokenizer
+from bakehouse_router.text.tokenizer import Tokenizer
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """`defaults`: the model's own sampling; its `stop_token_ids` are the end-of-sequence ids."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    defaults: SamplingParams
+
+
+def _load_renderer(files: ModelFiles) -> PreTrainedTokenizerFast:
+    try:
+        if files.is_gguf:
+            renderer = load_gguf_tokenizer(files)
+        else:
+            renderer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
+    except StartupError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise whatever broke, bare Exceptions too
+        raise StartupError(f"the tokenizer of model {files.name!r} cannot be loaded: {error}") from error
+    if not isinstance(renderer, PreTrainedTokenizerFast):
+        raise StartupError(f"the tokenizer of model {files.name!r} has no fast implementation, which is needed")
+    return renderer
+
+
+def _own_template(renderer: PreTrainedTokenizerFast) -> str | None:
+    try:
+        return str(renderer.get_chat_template())
+    except ValueError:  # none, or several of which none is the default
+        return None
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
+
+
+def sampling_defaults(model: GenerationDefaults) -> SamplingParams:
+    """The model's own sampling where it says so, else OpenAI's; its end-of-sequence ids as `stop_token_ids`."""
+    return SamplingParams(
+        temperature=_given(model.temperature, 1.0),
+        top_k=model.top_k,
+        top_p=_given(model.top_p, 1.0),
+        min_p=_given(model.min_p, 0.0),
+        repetition_penalty=_given(model.repetition_penalty, 1.0),
+        stop_token_ids=model.eos_token_ids,
+    )
+
+
+def build_model_text(
+    renderer: PreTrainedTokenizerFast, *, template_override: str | None, defaults: SamplingParams
+) -> ModelText:
+    """The text side of a model from its tokenizer. Raises `StartupError` where that is unusable."""
+    template = template_override if template_override is not None else _own_template(renderer)
+    tokenizer = Tokenizer(renderer.backend_tokenizer, bos_id=renderer.bos_token_id, template=template)
+    chat_template = ChatTemplate(renderer, tokenizer, template)
+    return ModelText(tokenizer=tokenizer, chat_template=chat_template, defaults=defaults)
+
+
+def load_model_text(files: ModelFiles, *, template_override: str | None = None) -> ModelText:
+    """The text side of the model in `files`. Raises `StartupError` where it is unusable."""
+    return build_model_text(
+        _load_renderer(files),
+        template_override=template_override,
+        defaults=sampling_defaults(generation_defaults(files)),
+    )

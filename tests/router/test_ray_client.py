@@ -1,0 +1,430 @@
+"""The adapters to Ray, without a cluster: ranks and charges in the router, errors and cancel in the client."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
+from bakehouse_replica.core.types import (
+    Delivery,
+    FinishReason,
+    ReplicaCard,
+    ReplicaLoad,
+    ReplicaStatus,
+    Request,
+    SamplingParams,
+    TokenDelta,
+)
+from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
+from bakehouse_router.ray_client import KvAwareRouter, RayReplicaClient
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.replica_result import ReplicaResult
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+DEPLOYMENT = DeploymentID(name="Replica", app_name="app")
+LOAD = ReplicaLoad(
+    version=1,
+    n_running=0,
+    n_waiting=0,
+    waiting_tokens=0,
+    n_free_blocks=100,
+    n_cached_blocks=0,
+    n_held_blocks=0,
+    step_time_s=0.0,
+)
+
+
+def card(name: str) -> ReplicaCard:
+    return ReplicaCard(
+        replica_id=name,
+        model_name="m",
+        model_digest="d",
+        hash_key=b"k",
+        block_size=16,
+        n_blocks=100,
+        vocabulary_size=1000,
+        max_model_len=1000,
+        max_sequences=8,
+    )
+
+
+class Replica(RunningReplica):
+    """What Serve's controller has told about a replica; there is no actor behind it."""
+
+    def __init__(self, name: str, *, problem: str | None = None, has_metadata: bool = True) -> None:
+        self._id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+        self._stats = load_to_wire(LOAD, problem)
+        self._metadata = card_to_wire(card(name)) if has_metadata else {}
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        return self._id
+
+    @property
+    def routing_stats(self) -> dict[str, WireValue]:
+        return self._stats
+
+    @property
+    def replica_metadata(self) -> dict[str, WireValue]:
+        return self._metadata
+
+
+def router(*replicas: Replica) -> KvAwareRouter:
+    made = KvAwareRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA)
+    made.initialize_state()
+    made.update_replicas(list(replicas))
+    return made
+
+
+def request(*, n: int = 1, prompt: Sequence[int] = range(64)) -> Request:
+    return Request(request_id="r", prompt_ids=tuple(prompt), params=SamplingParams(n=n, seed=1))
+
+
+def pending(argument: object, call_id: str = "call") -> PendingRequest:
+    metadata = RequestMetadata(request_id="r", internal_request_id=call_id)
+    return PendingRequest(args=[argument], kwargs={}, metadata=metadata)
+
+
+def in_flight(made: KvAwareRouter) -> dict[str, int]:
+    return {view.replica_id: view.own.n_sequences for view in made.views()}
+
+
+# --- The request router ------------------------------------------------------------------------------------------
+
+
+async def test_each_candidate_is_a_rank_and_the_first_is_charged() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+    call = pending(request(n=3))
+
+    ranks = await made.choose_replicas([a, b], call)
+
+    assert sorted(replica.replica_id.unique_id for (replica,) in ranks) == ["a", "b"]
+    assert in_flight(made)[ranks[0][0].replica_id.unique_id] == 3
+    assert sum(in_flight(made).values()) == 3
+    assert call.routing_context.should_backoff
+
+
+async def test_the_same_prefix_goes_where_it_went_before() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+    homes = []
+    for index in range(10):
+        ((home,), *_) = await made.choose_replicas([a, b], pending(request(), f"call-{index}"))
+        made.on_request_routed(pending(request(), f"call-{index}"), home.replica_id, cast(ReplicaResult, None))
+        made.on_request_completed(home.replica_id, f"call-{index}")
+        homes.append(home)
+
+    assert len({home.replica_id.unique_id for home in homes}) == 1
+    assert sum(in_flight(made).values()) == 0
+
+
+async def test_the_charge_follows_the_replica_that_accepts() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+    call = pending(request())
+    (_, (second,)) = await made.choose_replicas([a, b], call)
+
+    made.on_request_routed(call, second.replica_id, cast(ReplicaResult, None))
+
+    assert in_flight(made)[second.replica_id.unique_id] == 1
+    assert sum(in_flight(made).values()) == 1
+
+
+async def test_a_request_given_up_before_it_was_accepted_returns_its_charge() -> None:
+    a = Replica("a")
+    made = router(a)
+    call = pending(request())
+    await made.choose_replicas([a], call)
+    assert in_flight(made) == {"a": 1}
+
+    call.future.cancel()
+    await asyncio.sleep(0)  # the event loop's turn, in which callbacks of the future run
+
+    assert in_flight(made) == {"a": 0}
+
+
+@pytest.mark.parametrize("argument", ["status", 7, None])
+async def test_a_call_that_is_no_request_may_go_anywhere(argument: object) -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+
+    assert await made.choose_replicas([a, b], pending(argument)) == [[a, b]]
+    assert await made.choose_replicas([a, b], None) == [[a, b]]
+    assert sum(in_flight(made).values()) == 0
+
+
+async def test_a_failure_of_the_policy_never_leaves_a_request_without_a_replica(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+
+    unhashable = pending(request(prompt=[2**40] * 64))  # ids are hashed as 32-bit integers
+
+    assert await made.choose_replicas([a, b], unhashable) == [[a, b]]
+    assert "routing failed" in caplog.text
+
+
+async def test_a_replica_that_does_not_serve_is_no_candidate() -> None:
+    a, b = Replica("a", problem="the engine has failed"), Replica("b")
+
+    assert await router(a, b).choose_replicas([a, b], pending(request())) == [[b]]
+
+
+async def test_a_replica_that_has_not_introduced_itself_is_the_last_resort() -> None:
+    a, b = Replica("a", has_metadata=False), Replica("b")
+
+    assert await router(a, b).choose_replicas([a, b], pending(request())) == [[b], [a]]
+
+
+async def test_a_dead_replica_is_forgotten() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+
+    made.on_replica_actor_died(a.replica_id)
+    assert set(in_flight(made)) == {"b"}
+
+    made.update_replicas([a])
+    assert set(in_flight(made)) == {"a"}
+
+
+# --- The client --------------------------------------------------------------------------------------------------
+
+
+class Response(DeploymentResponseGenerator[Delivery]):
+    """Plays a script instead of a call; at its end it waits for ever unless `ends`."""
+
+    def __init__(self, script: Sequence[object], *, ends: bool = True) -> None:
+        self._script = iter(script)
+        self._ends = ends
+        self.is_cancelled = False
+
+    async def __anext__(self) -> Delivery:
+        for act in self._script:
+            if isinstance(act, BaseException):
+                raise act
+            return cast(Delivery, act)
+        if not self._ends:
+            await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Answer:
+    """One replica's answer to a broadcast."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> object:
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        if self._answer is None:
+            await asyncio.Event().wait()
+        return self._answer
+
+
+class Broadcast:
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+
+    async def _fetch_replica_results_async(self) -> Sequence[Answer]:
+        return self._answers
+
+
+class Handle:
+    """The part of a deployment handle that the client uses."""
+
+    def __init__(self, response: Response | None = None, answers: Sequence[object] = ()) -> None:
+        self.response = response
+        self.answers = answers
+        self.n_asked = 0
+        self.is_asked = asyncio.Event()
+
+    def options(self, *, method_name: str, stream: bool) -> "Handle":
+        assert (method_name, stream) == ("generate", True)
+        return self
+
+    def remote(self, asked: Request) -> Response | None:
+        return self.response
+
+    def broadcast(self, method_name: str) -> Broadcast:
+        assert method_name == "status"
+        self.n_asked += 1
+        self.is_asked.set()
+        return Broadcast([Answer(answer) for answer in self.answers])
+
+
+def client(handle: Handle, *, nobody_serves_s: float = 10.0) -> RayReplicaClient:
+    return RayReplicaClient(
+        cast(DeploymentHandle[object], handle),
+        status_period_s=0.01,
+        status_timeout_s=0.05,
+        nobody_serves_s=nobody_serves_s,
+    )
+
+
+def delivery(*, finish: FinishReason | None = None, choice: int = 0) -> Delivery:
+    delta = TokenDelta(request_id="r", choice=choice, start=0, token_ids=(1,), finish=finish)
+    return Delivery(replica_id="a", deltas=(delta,))
+
+
+def from_replica(cause: Exception) -> BaseException:
+    """As Ray raises in the caller what an actor's method has raised."""
+    error = RayTaskError("generate", "traceback", cause)  # type: ignore[no-untyped-call]
+    return cast(BaseException, error.as_instanceof_cause())  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        pytest.param(
+            from_replica(InvalidRequest("too long", "prompt")), InvalidRequest("too long", "prompt"), id="400"
+        ),
+        pytest.param(from_replica(Overloaded("full", 2.0)), Overloaded("full", 2.0), id="429"),
+        pytest.param(from_replica(EngineDead("dead")), EngineDead("dead"), id="the engine"),
+        pytest.param(
+            ActorDiedError(),
+            EngineDead("the replica was lost: ActorDiedError"),
+            id="the process",
+        ),
+        pytest.param(
+            ActorUnavailableError("gone", None),
+            EngineDead("the replica was lost: ActorUnavailableError"),
+            id="the connection",
+        ),
+        pytest.param(
+            DeploymentUnavailableError(DEPLOYMENT),
+            Unavailable("the replica deployment is not available"),
+            id="the deployment",
+        ),
+        pytest.param(
+            asyncio.CancelledError(),
+            EngineDead("the replica cancelled the request"),
+            id="cancelled by the replica",
+        ),
+    ],
+)
+async def test_errors_are_ours_exactly(raised: BaseException, expected: BakehouseError) -> None:
+    response = Response([delivery(), raised])
+    stream = client(Handle(response)).generate(request())
+    await anext(stream)
+
+    with pytest.raises(BakehouseError) as caught:
+        await anext(stream)
+
+    assert type(caught.value) is type(expected)
+    assert caught.value.args == expected.args
+    assert caught.value.__cause__ is raised
+    assert response.is_cancelled
+
+
+async def test_a_bug_of_the_replica_stays_one() -> None:
+    stream = client(Handle(Response([from_replica(ZeroDivisionError())]))).generate(request())
+
+    with pytest.raises(RayError):
+        await anext(stream)
+
+
+async def test_closing_early_cancels_the_call() -> None:
+    response = Response([delivery()], ends=False)
+    stream = client(Handle(response)).generate(request())
+
+    await anext(stream)
+    await stream.aclose()
+
+    assert response.is_cancelled
+
+
+async def test_cancelling_while_nothing_has_come_cancels_the_call() -> None:
+    response = Response([], ends=False)
+    stream = client(Handle(response)).generate(request())
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert response.is_cancelled
+
+
+async def test_a_call_whose_choices_have_all_ended_is_left_alone() -> None:
+    response = Response([delivery(finish=FinishReason.STOP), delivery(finish=FinishReason.STOP, choice=1)])
+
+    seen = [item async for item in client(Handle(response)).generate(request(n=2))]
+
+    assert len(seen) == 2
+    assert not response.is_cancelled
+
+
+async def test_a_request_does_not_wait_for_ever_for_somebody_to_serve() -> None:
+    response = Response([], ends=False)
+    watched = client(Handle(response), nobody_serves_s=0.05)
+
+    with pytest.raises(Unavailable, match="no replica has served for"):
+        await anext(watched.generate(request()))
+
+    assert response.is_cancelled
+
+
+async def test_a_request_may_wait_while_somebody_serves() -> None:
+    handle = Handle(Response([], ends=False), [ReplicaStatus(card=card("a"), load=LOAD)])
+    watched = client(handle, nobody_serves_s=0.05)
+    watched.start()
+    waiting = asyncio.ensure_future(anext(watched.generate(request())))
+
+    for _ in range(30):
+        handle.is_asked.clear()
+        await asyncio.wait_for(handle.is_asked.wait(), timeout=5)
+
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await watched.close()
+
+
+async def rounds(handle: Handle, n_rounds: int) -> None:
+    """Wait until the client has asked `n_rounds` more times, and so has used the answers before."""
+    for _ in range(n_rounds):
+        handle.is_asked.clear()
+        await asyncio.wait_for(handle.is_asked.wait(), timeout=5)
+
+
+async def test_statuses_show_who_serves_who_does_not_and_who_has_gone_silent() -> None:
+    well, ill = ReplicaStatus(card=card("a"), load=LOAD), ReplicaStatus(card=card("b"), load=LOAD, problem="dead")
+    handle = Handle(answers=[well, ill])
+    watched = client(handle)
+    assert await watched.statuses() == ()
+    watched.start()
+    await rounds(handle, 2)
+    both = await watched.statuses()
+
+    handle.answers = [ActorDiedError(), ill]
+    await rounds(handle, 2)
+    silent = {status.card.replica_id: status.problem for status in await watched.statuses()}
+    await watched.close()
+
+    assert set(both) == {well, ill}
+    assert silent["b"] == "dead"
+    assert (silent["a"] or "").startswith("silent for")
+
+
+async def test_one_silent_replica_does_not_hide_the_others() -> None:
+    well = ReplicaStatus(card=card("a"), load=LOAD)
+    handle = Handle(answers=[None, well])
+    watched = client(handle)
+    watched.start()
+
+    await rounds(handle, 3)
+
+    assert await watched.statuses() == (well,)
+    watched.check()
+    await watched.close()

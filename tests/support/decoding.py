@@ -1,0 +1,84 @@
+"""Drives a decoder through its paged cache, chunk by chunk, and asks transformers for the same logits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.reference import ReferenceOps
+from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.spec import ModelSpec, read_spec
+from bakehouse_replica.model.weights import DecoderWeights, load_weights
+from bakehouse_replica.source import ModelFiles, open_source
+from torch import Tensor
+from transformers import PreTrainedModel
+
+BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+
+
+def open_model(path: Path, cache_root: Path) -> ModelFiles:
+    return open_source(ModelSource(model=str(path)), cache_root=cache_root)
+
+
+def load(files: ModelFiles, dtype: torch.dtype = torch.float32) -> tuple[ModelSpec, DecoderWeights]:
+    spec = read_spec(files)
+    return spec, load_weights(files, spec, dtype=dtype, device=CPU)
+
+
+def paged_logits(
+    spec: ModelSpec, weights: DecoderWeights, sequences: Sequence[Sequence[int]], chunk_sizes: Sequence[int]
+) -> list[dict[int, Tensor]]:
+    """Logits after the last token of each chunk, per sequence and position.
+
+    In step i every unfinished sequence advances by `chunk_sizes[i]` tokens, the last size repeating; the blocks
+    of all sequences are scattered over the pool.
+    """
+    n_blocks = [-(-len(ids) // BLOCK_SIZE) for ids in sequences]
+    order = Random(0).sample(range(sum(n_blocks)), sum(n_blocks))
+    tables = [tuple(order.pop() for _ in range(n)) for n in n_blocks]
+    cache = KVCache.allocate(
+        n_layers=spec.n_layers,
+        n_blocks=sum(n_blocks),
+        block_size=BLOCK_SIZE,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=weights.embedding_VE.dtype,
+        device=CPU,
+    )
+    decoder = Decoder(spec, weights, ReferenceOps())
+    found: list[dict[int, Tensor]] = [{} for _ in sequences]
+    starts, step = [0] * len(sequences), 0
+    while active := [s for s, ids in enumerate(sequences) if starts[s] < len(ids)]:
+        size = chunk_sizes[min(step, len(chunk_sizes) - 1)]
+        ends = {s: min(starts[s] + size, len(sequences[s])) for s in active}
+        chunks = tuple(
+            Chunk(
+                sequence_id=s,
+                token_ids=tuple(sequences[s][starts[s] : ends[s]]),
+                start=starts[s],
+                block_ids=tables[s][: -(-ends[s] // BLOCK_SIZE)],
+                sample=Sample(params=SamplingParams(), seeds=(0,), output_index=0),
+            )
+            for s in active
+        )
+        logits_RV = decoder.forward(build_batch(chunks, block_size=BLOCK_SIZE, device=CPU), cache)
+        for row, s in enumerate(active):
+            found[s][ends[s] - 1] = logits_RV[row]
+            starts[s] = ends[s]
+        step += 1
+    return found
+
+
+@torch.inference_mode()
+def assert_logits_equal(
+    found: list[dict[int, Tensor]], model: PreTrainedModel, sequences: Sequence[Sequence[int]], atol: float
+) -> None:
+    for positions, ids in zip(found, sequences, strict=True):
+        expected_TV = model(torch.tensor([list(ids)])).logits[0].float()
+        assert max(positions) == len(ids) - 1
+        for position, logits_V in positions.items():
+            torch.testing.assert_close(logits_V, expected_TV[position], atol=atol, rtol=0)
