@@ -1,0 +1,28 @@
+"""Device and dtype to `Ops`: decided once, explicitly, by whoever builds the model."""
+
+import torch
+
+from bakehouse_kernels.api import Ops
+from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.cpu.pool import n_cores
+
+
+def select_ops(device: torch.device, dtype: torch.dtype, n_threads: int) -> Ops:
+    """The operations that serve `dtype` on `device`, compiled, with `n_threads` compute threads.
+
+    Sets the size of torch's thread pool and of Numba's for the whole process. Raises `ValueError` naming
+    what is missing.
+    """
+    if device.type != "cpu":
+        raise ValueError(f"no kernels for device {device.type!r}; there are kernels for: cpu")
+    if dtype != torch.float32:
+        raise ValueError(f"no CPU kernels for {dtype}; there are CPU kernels for: torch.float32")
+    n_available = n_cores()
+    if not 1 <= n_threads <= n_available:
+        raise ValueError(f"n_threads is {n_threads}; this process may use 1 to {n_available} cores")
+    return CpuOps(n_threads)
+
+
+def default_block_size(device: torch.device) -> int:
+    """Slots in a block where nobody asks for another number."""
+    return 32 if device.type == "cpu" else 16
