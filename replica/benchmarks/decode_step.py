@@ -6,13 +6,14 @@ python replica/benchmarks/decode_step.py [--model smollm2] [--context 256] [--th
 import argparse
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import torch
-from bakehouse_kernels.dispatch import select_ops
+from bakehouse_kernels.api import Ops
+from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
-from bakehouse_replica.executors.in_process import DEFAULT_BLOCK_SIZE
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.sampler import draw
@@ -21,6 +22,7 @@ from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import open_source
 
 CPU = torch.device("cpu")
+BLOCK_SIZE = default_block_size(CPU)
 N_SEQUENCES = (1, 8, 32)
 N_REPEATS = 20
 
@@ -38,7 +40,7 @@ def median_ms(work: Callable[[], object]) -> float:
 
 def decode_chunks(n_sequences: int, n_context: int, params: SamplingParams) -> tuple[Chunk, ...]:
     """One new token for each sequence, at the end of a context of `n_context` tokens in blocks of its own."""
-    n_blocks = n_context // DEFAULT_BLOCK_SIZE + 1
+    n_blocks = n_context // BLOCK_SIZE + 1
     return tuple(
         Chunk(
             sequence_id=index,
@@ -54,14 +56,14 @@ def decode_chunks(n_sequences: int, n_context: int, params: SamplingParams) -> t
 def measure(decoder: Decoder, cache: KVCache, n_sequences: int, n_context: int) -> str:
     """One line of the table."""
     chunks = decode_chunks(n_sequences, n_context, SamplingParams(temperature=0.0))
-    batch = build_batch(chunks, block_size=DEFAULT_BLOCK_SIZE, device=CPU)
+    batch = build_batch(chunks, block_size=BLOCK_SIZE, device=CPU)
     logits_RV = decoder.forward(batch, cache)
 
     def draw_all(params: SamplingParams) -> None:
         samples = [Sample(params=params, seeds=(index,), output_index=0) for index in range(n_sequences)]
         draw(logits_RV, samples, [n_context + 1] * n_sequences)
 
-    batch_ms = median_ms(lambda: build_batch(chunks, block_size=DEFAULT_BLOCK_SIZE, device=CPU))
+    batch_ms = median_ms(lambda: build_batch(chunks, block_size=BLOCK_SIZE, device=CPU))
     forward_ms = median_ms(lambda: decoder.forward(batch, cache))
     greedy_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.0)))
     top_p_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.8, top_p=0.9)))
@@ -70,19 +72,26 @@ def measure(decoder: Decoder, cache: KVCache, n_sequences: int, n_context: int) 
     return f"{n_sequences:>9} {times} {tokens_per_s:>9.0f}"
 
 
-def zeroed_cache(spec: ModelSpec, n_blocks: int) -> KVCache:
-    """A cache in which every slot holds a number."""
+def written_cache(decoder: Decoder, ops: Ops, spec: ModelSpec, n_context: int) -> KVCache:
+    """A cache with the same context for each sequence, written by the model: its logits are like text's."""
+    n_blocks = n_context // BLOCK_SIZE + 1
     cache = KVCache.allocate(
         n_layers=spec.n_layers,
-        n_blocks=n_blocks,
-        block_size=DEFAULT_BLOCK_SIZE,
+        n_blocks=max(N_SEQUENCES) * n_blocks,
+        block_size=BLOCK_SIZE,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
         dtype=torch.float32,
         device=CPU,
     )
-    for tensor in cache.key + cache.value:
-        tensor.zero_()
+    (chunk,) = decode_chunks(1, n_context, SamplingParams(temperature=0.8))
+    for position in range(n_context):
+        batch = build_batch((replace(chunk, start=position),), block_size=BLOCK_SIZE, device=CPU)
+        assert chunk.sample is not None
+        ((token_id,),) = draw(decoder.forward(batch, cache), [chunk.sample], [position + 1])
+        chunk = replace(chunk, token_ids=(token_id,))
+    target_C = torch.arange(n_blocks, max(N_SEQUENCES) * n_blocks)
+    ops.copy_blocks(cache, target_C % n_blocks, target_C)
     return cache
 
 
@@ -98,7 +107,7 @@ def main() -> None:
     spec = read_spec(files)
     ops = select_ops(CPU, torch.float32, arguments.threads)
     decoder = Decoder(spec, load_weights(files, spec, dtype=torch.float32, device=CPU), ops)
-    cache = zeroed_cache(spec, max(N_SEQUENCES) * (arguments.context // DEFAULT_BLOCK_SIZE + 1))
+    cache = written_cache(decoder, ops, spec, arguments.context)
 
     print(f"{files.name}, {arguments.threads} threads, context of {arguments.context} tokens; median ms a step")
     print(f"{'sequences':>9} {'batch':>7} {'forward':>8} {'greedy':>7} {'top_p':>7} {'tokens/s':>9}")

@@ -229,10 +229,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor can hold and do in one step."""
+    """What an executor can hold and do in one step. `block_bytes`: of one block, 0 where it holds no tensors."""
 
     n_blocks: int
     block_size: int
+    block_bytes: int = 0
     max_step_tokens: int
     max_sequences: int
 
@@ -267,6 +268,7 @@ class ReplicaCard:
     vocabulary_size: int
     max_model_len: int
     max_sequences: int
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,72 @@
+"""One replica as Ray Serve sees it: builds the engine and forwards to it."""
+
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ray import serve
+
+from bakehouse_replica.core.errors import EngineDead
+from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
+from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
+from bakehouse_replica.settings import ReplicaSettings
+
+logger = logging.getLogger(__name__)
+
+# Open streams have been told by then; their last messages need an event loop's turn and a trip to the gateway.
+EXIT_GRACE_S = 1.0
+
+
+class ReplicaActor:
+    """An engine behind Ray; `bakehouse_cluster.app` makes a Serve deployment of it.
+
+    A replica whose engine has failed tells its streams and ends its process: Serve notices the death of a
+    process in milliseconds where streams run, and starts another one.
+    """
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        # Loads torch and numba, which a process that only deploys this class need not wait for.
+        from bakehouse_replica.build import build_engine
+
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._engine = build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
+        self._engine.start()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        """The request's deliveries; closing the generator cancels the request."""
+        async with aclosing(self._engine.generate(request)) as deliveries:
+            async for delivery in deliveries:
+                yield delivery
+
+    async def abort(self, request_id: str) -> None:
+        """Cancel a request; idempotent."""
+        self._engine.abort(request_id)
+
+    async def status(self) -> ReplicaStatus:
+        """What this replica is, how it is loaded, and what is wrong with it."""
+        (status,) = await self._engine.statuses()
+        return status
+
+    async def record_routing_stats(self) -> dict[str, WireValue]:
+        """Serve polls this and sends it to every router."""
+        status = await self.status()
+        return load_to_wire(status.load, status.problem)
+
+    async def record_replica_metadata(self) -> dict[str, WireValue]:
+        """Serve asks once, when the replica is ready, and sends it to every router."""
+        return card_to_wire((await self.status()).card)
+
+    async def check_health(self) -> None:
+        """Raises where this replica cannot serve any more; Serve then replaces it."""
+        if self._engine.failure is not None:
+            raise EngineDead(self._engine.failure)
+
+
+def _exit_soon(reason: str) -> None:
+    logger.error("%s; this process ends in %.0f s", reason, EXIT_GRACE_S)
+    # os._exit: no interpreter shutdown, which waits for threads that may hang together with the engine.
+    timer = threading.Timer(EXIT_GRACE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()

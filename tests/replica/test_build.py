@@ -1,0 +1,83 @@
+"""Settings to engine: what the card says, and what is refused at start."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bakehouse_replica.build import build_engine
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.types import ModelSource, Request, SamplingParams
+from bakehouse_replica.settings import ReplicaSettings
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ReplicaSettings:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return ReplicaSettings(source=ModelSource(model=str(folder)), kv_memory_bytes=4_000_000, hash_key=b"secret")
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+async def n_tokens_of(settings: ReplicaSettings) -> int:
+    engine = build_engine(settings, replica_id="r9")
+    engine.start()
+    params = SamplingParams(max_tokens=5, seed=3)
+    request = Request(request_id="a", prompt_ids=(1, 2, 299), params=params)
+    async with asyncio.timeout(60):
+        deltas = [delta async for delivery in engine.generate(request) for delta in delivery.deltas]
+    await engine.close()
+    return sum(len(delta.token_ids) for delta in deltas)
+
+
+@pytest.mark.parametrize("executor", ["model", "fake"])
+async def test_an_engine_is_built_from_settings_and_serves(settings: ReplicaSettings, executor: str) -> None:
+    assert executor in ("model", "fake")
+    chosen = replace(settings, executor="model" if executor == "model" else "fake")
+    assert await n_tokens_of(chosen) == 5
+
+
+@pytest.mark.parametrize("executor", ["model", "fake"])
+async def test_the_card_says_what_routers_need(settings: ReplicaSettings, executor: str) -> None:
+    chosen = replace(
+        settings, executor="model" if executor == "model" else "fake", served_name="loaf", max_model_len=100
+    )
+    engine = build_engine(chosen, replica_id="r9")
+    (status,) = await engine.statuses()
+    await engine.close()
+    card = status.card
+    assert (card.replica_id, card.model_name, card.hash_key) == ("r9", "loaf", b"secret")
+    assert (card.vocabulary_size, card.max_model_len) == (300, 100)
+    assert card.n_blocks * card.block_size >= card.max_model_len
+    assert len(card.model_digest) == 32
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused_with_the_numbers(settings: ReplicaSettings) -> None:
+    with pytest.raises(StartupError, match="128"):
+        build_engine(replace(settings, kv_memory_bytes=10_000), replica_id="r9")
+
+
+def test_a_context_beyond_the_model_s_own_is_refused(settings: ReplicaSettings) -> None:
+    with pytest.raises(StartupError, match=r"4096.*128"):
+        build_engine(replace(settings, max_model_len=4096), replica_id="r9")
+
+
+def test_a_device_that_is_not_there_is_refused(settings: ReplicaSettings) -> None:
+    with pytest.raises(StartupError, match="cuda"):
+        build_engine(replace(settings, device="cuda"), replica_id="r9")
