@@ -132,6 +132,7 @@ def _replica_json(status: ReplicaStatus) -> Json:
         "problem": status.problem,
         "block_size": card.block_size,
         "n_blocks": card.n_blocks,
+        "kv_bytes": card.kv_bytes,
         "max_model_len": card.max_model_len,
         "load": {
             "n_running": load.n_running,

@@ -1,0 +1,199 @@
+"""The dispatcher over a scripted client: what it retries, what it reports, what it never repeats."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import pytest
+from bakehouse_replica.core.errors import (
+    BakehouseError,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from bakehouse_replica.core.types import (
+    Delivery,
+    Failure,
+    FailureKind,
+    FinishReason,
+    ReplicaStatus,
+    Request,
+    SamplingParams,
+    TokenDelta,
+)
+from bakehouse_router import dispatch
+from bakehouse_router.dispatch import Dispatcher
+
+Act = Delivery | BakehouseError
+
+
+class ScriptedClient:
+    """Plays one script per attempt: deliveries, and an error where the script says so."""
+
+    def __init__(self, *scripts: Sequence[Act]) -> None:
+        self.scripts = list(scripts)
+        self.asked: list[Request] = []
+        self.n_closed = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        script = self.scripts[len(self.asked)]
+        self.asked.append(request)
+        try:
+            for act in script:
+                if isinstance(act, BakehouseError):
+                    raise act
+                yield act
+        finally:
+            self.n_closed += 1
+
+    async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        return ()
+
+    async def close(self) -> None:
+        return None
+
+
+def request(*, n: int = 1, timeout_s: float | None = None) -> Request:
+    return Request(request_id="r", prompt_ids=(1,), params=SamplingParams(n=n, seed=1), timeout_s=timeout_s)
+
+
+def delta(
+    start: int,
+    *token_ids: int,
+    choice: int = 0,
+    finish: FinishReason | None = None,
+    failure: Failure | None = None,
+) -> TokenDelta:
+    return TokenDelta(
+        request_id="r", choice=choice, start=start, token_ids=token_ids, finish=finish, failure=failure
+    )
+
+
+def delivery(*deltas: TokenDelta, replica_id: str = "a") -> Delivery:
+    return Delivery(replica_id=replica_id, deltas=deltas)
+
+
+ENDING = delivery(delta(0, 10, 11, finish=FinishReason.STOP), replica_id="b")
+LOST = EngineDead("lost")
+
+
+async def collect(client: ScriptedClient, asked: Request) -> list[Delivery]:
+    async with aclosing(Dispatcher(client).stream(asked)) as deliveries:
+        return [item async for item in deliveries]
+
+
+async def test_deliveries_pass_in_order() -> None:
+    first, second = delivery(delta(0, 10)), delivery(delta(1, 11, finish=FinishReason.LENGTH))
+
+    assert await collect(ScriptedClient([first, second]), request()) == [first, second]
+
+
+@pytest.mark.parametrize("error", [EngineDead("lost"), Unavailable("draining")])
+async def test_a_replica_lost_before_the_first_delta_is_replaced_unseen(error: BakehouseError) -> None:
+    client = ScriptedClient([error], [ENDING])
+
+    assert await collect(client, request()) == [ENDING]
+    assert client.asked == [request(), request()]
+
+
+async def test_an_engine_that_fails_before_the_first_delta_is_replaced_too() -> None:
+    failed = delta(
+        0, finish=FinishReason.ERROR, failure=Failure(kind=FailureKind.ENGINE, message="the engine has failed")
+    )
+
+    assert await collect(ScriptedClient([delivery(failed)], [ENDING]), request()) == [ENDING]
+
+
+async def test_the_number_of_attempts_is_bounded() -> None:
+    n_attempts = len(dispatch.RETRY_DELAYS_S) + 1
+    client = ScriptedClient(*[[LOST]] * (n_attempts + 1))
+
+    with pytest.raises(EngineDead):
+        await collect(client, request())
+
+    assert len(client.asked) == client.n_closed == n_attempts
+
+
+async def test_a_replica_lost_after_the_first_delta_is_reported_and_nothing_repeated() -> None:
+    client = ScriptedClient([delivery(delta(0, 10)), LOST])
+    stream = Dispatcher(client).stream(request())
+
+    assert await anext(stream) == delivery(delta(0, 10))
+    with pytest.raises(Unavailable):
+        await anext(stream)
+
+    assert len(client.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("too long", "prompt"), Overloaded("full"), DeadlineExceeded("late")]
+)
+async def test_what_another_replica_would_not_change_is_not_retried(error: BakehouseError) -> None:
+    client = ScriptedClient([error], [ENDING])
+
+    with pytest.raises(type(error)) as caught:
+        await collect(client, request())
+
+    assert caught.value is error
+    assert len(client.asked) == 1
+
+
+async def test_a_stream_that_ends_before_its_choices_is_a_loss() -> None:
+    client = ScriptedClient([delivery(delta(0, 10)), delivery(delta(0, 20, choice=1, finish=FinishReason.STOP))])
+
+    with pytest.raises(Unavailable, match="ended before its choices did"):
+        await collect(client, request(n=2))
+
+
+async def test_a_failure_of_the_request_itself_is_its_terminal_delta() -> None:
+    failed = delivery(
+        delta(0, finish=FinishReason.ERROR, failure=Failure(kind=FailureKind.DEADLINE, message="2 s have passed"))
+    )
+
+    assert await collect(ScriptedClient([failed]), request()) == [failed]
+
+
+async def test_repeated_ids_are_dropped_and_empty_deliveries_with_them() -> None:
+    client = ScriptedClient(
+        [
+            delivery(delta(0, 10)),
+            delivery(delta(0, 10)),
+            delivery(delta(0, 10, 11, finish=FinishReason.STOP)),
+        ]
+    )
+
+    assert await collect(client, request()) == [
+        delivery(delta(0, 10)),
+        delivery(delta(1, 11, finish=FinishReason.STOP)),
+    ]
+
+
+async def test_closing_the_stream_closes_the_call() -> None:
+    client = ScriptedClient([delivery(delta(0, 10)), delivery(delta(1, 11))])
+    stream = Dispatcher(client).stream(request())
+
+    await anext(stream)
+    await stream.aclose()
+
+    assert client.n_closed == 1
+
+
+async def test_a_second_attempt_gets_only_the_time_that_is_left() -> None:
+    client = ScriptedClient([LOST], [ENDING])
+
+    await collect(client, request(timeout_s=100.0))
+
+    first, second = (asked.timeout_s for asked in client.asked)
+    assert first is not None
+    assert second is not None
+    assert second <= first - dispatch.RETRY_DELAYS_S[0]
+
+
+async def test_no_attempt_begins_after_the_requests_time_has_run_out() -> None:
+    client = ScriptedClient([LOST], [ENDING])
+
+    with pytest.raises(DeadlineExceeded):
+        await collect(client, request(timeout_s=dispatch.RETRY_DELAYS_S[0] / 2))
+
+    assert len(client.asked) == 1
