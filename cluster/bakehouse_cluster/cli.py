@@ -1,0 +1,110 @@
+"""The command line."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from bakehouse_replica.core.errors import BakehouseError
+from rich.console import Console
+
+from bakehouse_cluster import serving
+from bakehouse_cluster.config import load_config
+from bakehouse_cluster.progress import Stages
+
+# The shell's convention for a program that Ctrl-C ended.
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Serve language models to many users at once.",
+)
+
+Model = Annotated[str | None, typer.Argument(help="Alias, folder, GGUF file or hub id.", show_default="smollm2")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; flags override it.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens; the model's own by default.")]
+KvMemory = Annotated[str | None, typer.Option(help="KV cache of one replica, as 512MiB or 2GB.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    config: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 8000 by default.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
+    max_model_len: MaxModelLen = None,
+    kv_memory: KvMemory = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    revision: Revision = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    chat_template: ChatTemplate = None,
+) -> None:
+    """Serve a model over HTTP until Ctrl-C."""
+    overrides = {
+        "server.host": host,
+        "server.port": port,
+        "server.replicas": replicas,
+        "model.source": model,
+        "model.revision": revision,
+        "model.served_name": served_model_name,
+        "model.chat_template": chat_template,
+        "model.max_model_len": max_model_len,
+        "model.dtype": dtype,
+        "model.device": device,
+        "replica.kv_memory": kv_memory,
+    }
+    sys.exit(serving.serve(load_config(config, overrides), Stages(Console(stderr=True))))
+
+
+@app.command()
+def generate(
+    input_path: Annotated[Path, typer.Option("--input", help="JSON lines: prompts, messages, or OpenAI Batch.")],
+    output_path: Annotated[Path, typer.Option("--output", help="JSON lines; what it holds is not done again.")],
+    model: Model = None,
+    config: ConfigFile = None,
+    max_model_len: MaxModelLen = None,
+    kv_memory: KvMemory = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    revision: Revision = None,
+    chat_template: ChatTemplate = None,
+) -> None:
+    """Answer a file of prompts in this process, without a server."""
+    overrides = {
+        "model.source": model,
+        "model.revision": revision,
+        "model.chat_template": chat_template,
+        "model.max_model_len": max_model_len,
+        "model.dtype": dtype,
+        "model.device": device,
+        "replica.kv_memory": kv_memory,
+    }
+    # Loads torch, which `serve` must not wait for.
+    from bakehouse_cluster import generating
+
+    console = Console(stderr=True)
+    try:
+        generating.generate(load_config(config, overrides), input_path, output_path, console)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", highlight=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Entry point: errors that are the user's to mend are one line, without a traceback."""
+    try:
+        app()
+    except BakehouseError as error:
+        sys.exit(f"bakehouse: {' '.join(error.message.split())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""One typed, frozen configuration tree, read from YAML and overridden by flags.
+
+The tree is what a user writes; `replica_settings` and `gateway_settings` turn it into what the parts are told.
+Nothing else in the project reads a configuration file.
+"""
+
+from collections.abc import Mapping
+from math import floor
+from pathlib import Path, PurePath
+from typing import Annotated, Literal, Self
+
+import yaml
+from bakehouse_replica.core.errors import ConfigError
+from bakehouse_replica.core.types import ModelSource
+from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_router.settings import GatewaySettings
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+Size = Annotated[ByteSize, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+# Ray counts CPUs in units of 0.0001; what matters is only that the sum fits.
+MIN_CPUS = 0.01
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelSection(_Section):
+    """What is served. `source`: alias, folder, GGUF file, or hub id. `chat_template`: a file or the text."""
+
+    source: str = "smollm2"
+    revision: str | None = None
+    served_name: str | None = None
+    chat_template: str | None = None
+    max_model_len: Count | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class ReplicaSection(_Section):
+    """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
+
+    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica.
+    """
+
+    kv_memory: Size | None = None
+    block_size: Count | None = None
+    max_step_tokens: Count = 512
+    max_sequences: Count = 64
+    max_prefill_tokens: Count = 256
+    max_waiting_requests: Count = 4096
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    threads: Count | None = None
+
+
+class GatewaySection(_Section):
+    """Limits on what clients may send, and what one gateway reserves."""
+
+    max_body: Size = ByteSize(8 * 1024 * 1024)
+    max_choices: Count = 16
+    max_prompts: Count = 64
+    max_stops: Count = 16
+    max_stop_chars: Count = 256
+    keep_alive_s: Seconds = 5.0
+    cpus: Annotated[float, Field(gt=0)] = 0.1
+
+
+class ServerSection(_Section):
+    """Where and how wide the server runs. `host`, `port` and `object_store` matter to a local server only."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    replicas: Count = 1
+    gateways: Count = 1
+    drain_s: Seconds = 30.0
+    object_store: Annotated[ByteSize, Field(ge=80_000_000)] = ByteSize(128 * 1024 * 1024)  # Ray takes no less
+
+
+class Config(_Section):
+    """The whole tree."""
+
+    model: ModelSection = ModelSection()
+    replica: ReplicaSection = ReplicaSection()
+    gateway: GatewaySection = GatewaySection()
+    server: ServerSection = ServerSection()
+
+    @property
+    def source(self) -> ModelSource:
+        """Where the model comes from."""
+        return ModelSource(model=self.model.source, revision=self.model.revision)
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model."""
+        return self.model.served_name or PurePath(self.model.source).name
+
+    def shared_out(self, n_cpus: int) -> Self:
+        """This configuration with `replica.cpus` and `replica.threads` filled in, so that all fit on `n_cpus`."""
+        n_replicas = self.server.replicas
+        share = floor(100 * (n_cpus - self.server.gateways * self.gateway.cpus) / n_replicas) / 100
+        replica = self.replica.model_copy(
+            update={
+                "cpus": self.replica.cpus or max(share, MIN_CPUS),
+                "threads": self.replica.threads or max(1, n_cpus // n_replicas),
+            }
+        )
+        return self.model_copy(update={"replica": replica})
+
+    def replica_settings(self, hash_key: bytes) -> ReplicaSettings:
+        """What each replica is told; `hash_key` is one secret for all of them."""
+        return ReplicaSettings(
+            source=self.source,
+            served_name=self.model.served_name,
+            device=self.model.device,
+            dtype=self.model.dtype,
+            max_model_len=self.model.max_model_len,
+            kv_memory_bytes=self.replica.kv_memory,
+            block_size=self.replica.block_size,
+            max_step_tokens=self.replica.max_step_tokens,
+            max_sequences=self.replica.max_sequences,
+            max_prefill_tokens=self.replica.max_prefill_tokens,
+            max_waiting_requests=self.replica.max_waiting_requests,
+            n_threads=self.replica.threads,
+            hash_key=hash_key,
+        )
+
+    def gateway_settings(self) -> GatewaySettings:
+        """What each gateway is told; reads the chat template's file where one is named."""
+        return GatewaySettings(
+            source=self.source,
+            served_name=self.model.served_name,
+            chat_template=_template_text(self.model.chat_template),
+            max_body_bytes=self.gateway.max_body,
+            max_choices=self.gateway.max_choices,
+            max_prompts=self.gateway.max_prompts,
+            max_stops=self.gateway.max_stops,
+            max_stop_chars=self.gateway.max_stop_chars,
+            keep_alive_s=self.gateway.keep_alive_s,
+        )
+
+
+def load_config(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """The configuration in the YAML file at `path`, changed by `overrides` (dotted key → value, None: keep).
+
+    Raises `ConfigError` whose message begins with the dotted path of the wrong key.
+    """
+    tree = {} if path is None else _read(path)
+    for dotted, value in overrides.items():
+        if value is not None:
+            section, key = dotted.split(".")
+            part = tree.setdefault(section, {})
+            if isinstance(part, dict):  # otherwise validation names the section
+                part[key] = value
+    return parse_config(tree)
+
+
+def parse_config(tree: object) -> Config:
+    """The configuration in a tree of plain values; raises `ConfigError` as `load_config` does."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_describe(dict(problem)) for problem in error.errors())) from error
+
+
+def _describe(problem: Mapping[str, object]) -> str:
+    location = problem["loc"]
+    assert isinstance(location, tuple), "pydantic gives the path as a tuple"
+    dotted = ".".join(str(part) for part in location) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        section = Config.model_fields.get(str(location[0])) if len(location) > 1 else None
+        model = section.annotation if section is not None else Config
+        assert isinstance(model, type), "each section is a model"
+        assert issubclass(model, BaseModel), "each section is a model"
+        return f"{dotted}: unknown key; known here: {', '.join(model.model_fields)}"
+    message = str(problem["msg"])
+    return f"{dotted}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a mapping of sections is expected, not {type(tree).__name__}")
+    return tree
+
+
+def _template_text(template: str | None) -> str | None:
+    """A template's text: Jinja always has a brace, a sensible file name never."""
+    if template is None or "{" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: cannot read the file {template!r}: {error}") from error

@@ -1,0 +1,57 @@
+"""`bakehouse generate`: loads the model, runs the batch, shows how far it is."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_router.dispatch import Dispatcher
+from bakehouse_router.gateway import Gateway
+from rich.console import Console
+
+from bakehouse_cluster.batch import Key, Line, answer_all, answered_keys, count_lines, read_lines
+from bakehouse_cluster.config import Config
+from bakehouse_cluster.offline import IN_FLIGHT_PER_SEQUENCE, OfflineModel
+from bakehouse_cluster.progress import Stages, counted
+
+
+def generate(config: Config, input_path: Path, output_path: Path, console: Console) -> None:
+    """Answer every line of the input that the output does not hold yet.
+
+    Raises `StartupError` where the files or the model cannot be used, `Unavailable` where the engine fails.
+    """
+    n_lines = count_lines(input_path)
+    done = answered_keys(output_path)
+    n_open = sum(1 for _ in _open_lines(input_path, done))
+    if not n_open:
+        console.print(f"{output_path} holds all {n_lines} answers already", highlight=False, soft_wrap=True)
+        return
+    try:
+        with output_path.open("a", encoding="utf-8") as output:
+            with Stages(console).stage(f"model {config.model.source}"):
+                model = OfflineModel(config)
+            with counted(console, "answers", n_total=n_lines, n_done=n_lines - n_open) as advance:
+                n_errors = asyncio.run(_answer(config, model, _open_lines(input_path, done), output, advance))
+    except OSError as error:
+        raise StartupError(f"{output_path}: {error.strerror}") from error
+    console.print(
+        f"{n_open} lines answered in {output_path}, {n_errors} of them by an error",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+async def _answer(
+    config: Config, model: OfflineModel, lines: Iterator[Line], output: TextIO, advance: Callable[[], None]
+) -> int:
+    gateway = Gateway(config.gateway_settings(), Dispatcher(model.engine), model.text)
+    n_in_flight = IN_FLIGHT_PER_SEQUENCE * model.card.max_sequences
+    try:
+        return await answer_all(gateway, lines, output, n_in_flight=n_in_flight, on_answer=advance)
+    finally:
+        await model.engine.close()
+
+
+def _open_lines(path: Path, done: set[Key]) -> Iterator[Line]:
+    return (line for line in read_lines(path) if line.key not in done)

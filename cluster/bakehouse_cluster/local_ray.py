@@ -1,0 +1,237 @@
+"""A private Ray on this machine that is a good guest: loopback, own ports and folder, bounded, gone without trace.
+
+Ray and Serve read their environment when they are imported, so this module sets it first and imports them inside
+its functions; nothing that imports Serve may be imported before `LocalRay.start` has returned.
+"""
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+from bakehouse_replica.core.errors import StartupError
+
+from bakehouse_cluster.guard import end_all
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+APP_NAME = "bakehouse"
+# A Unix socket's path holds 107 bytes on Linux and 103 on macOS; Ray appends "/ray/session_<date>_<time>_<pid>/
+# sockets/plasma_store" to our folder, 70 bytes with a pid of seven digits.
+MAX_FOLDER_BYTES = 103 - 70
+LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRaySettings:
+    """Where the gateway listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out."""
+
+    host: str
+    port: int
+    n_cpus: int
+    object_store_bytes: int
+
+
+class LocalRay:
+    """One Ray, from `start` to `close`; as a context manager it is closed, drained or not, at the end."""
+
+    def __init__(self, settings: LocalRaySettings) -> None:
+        self._settings = settings
+        self._folder = _private_folder()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "bakehouse_cluster.guard", str(self._folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C on the terminal must not reach it
+        )
+        self.dashboard_address: str | None = None
+
+    @property
+    def log_folder(self) -> Path:
+        """Where Ray and Serve write; removed by `close`."""
+        return self._folder / "ray" / "session_latest" / "logs"
+
+    @property
+    def token_path(self) -> Path:
+        """The file with the token that the dashboard asks for; only this user can enter its folder."""
+        return self._folder / "token"
+
+    def start(self) -> None:
+        """Start Ray and Serve; raises `StartupError` where the machine refuses."""
+        self.token_path.write_text(secrets.token_hex(32))
+        os.environ.update(_environment(self._settings, self.token_path))
+        import ray  # reads the environment set above
+        from ray._private.parameter import RayParams
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        # `ray.init` has no argument for this port; its default is 52365 for every Ray of a machine.
+        RayParams.__init__ = _with_keyword(  # type: ignore[method-assign]
+            RayParams.__init__, dashboard_agent_listen_port=0
+        )
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=self._settings.n_cpus,
+                object_store_memory=self._settings.object_store_bytes,
+                include_dashboard=True,
+                dashboard_host=LOOPBACK,
+                dashboard_port=_free_port(),
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                namespace="serve",
+                runtime_env={"worker_process_setup_hook": "bakehouse_cluster.local_ray.confine_worker"},
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(self._folder / "ray"),
+            )
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise StartupError(f"Ray did not start: {error}") from error
+        self.dashboard_address = f"http://{context.dashboard_url}"
+        self._start_serve()
+
+    def _start_serve(self) -> None:
+        from ray import serve  # reads the environment set by `start`
+        from ray.serve.config import HTTPOptions
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        # With direct ingress the gateway itself listens on the asked port. Serve starts its proxy all the same;
+        # it gets a free port on loopback unless all were asked for.
+        serve.start(http_options=HTTPOptions(host=self._settings.host, port=0), proxy_location="HeadOnly")
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # `serve.start` has set it back to INFO
+
+    def deploy(self, application: "Application") -> None:
+        """Run the application and wait until all its replicas do.
+
+        Raises `StartupError` with the reason that a replica gave.
+        """
+        from ray import serve  # reads the environment set by `start`
+
+        try:
+            serve.run(application, name=APP_NAME)
+        except RuntimeError as error:
+            statuses = serve.status().applications[APP_NAME].deployments
+            raise StartupError(_reason(status.message for status in statuses.values())) from error
+
+    def drain(self) -> None:
+        """Let running requests end, for as long as their deployments' `graceful_shutdown_timeout_s`."""
+        from ray import serve  # loaded by `start`
+
+        serve.delete(APP_NAME)
+
+    def close(self) -> None:
+        """End Ray in order, then whatever is left of it, and remove its folder; idempotent."""
+        started = psutil.Process().children(recursive=True)
+        if "ray" in sys.modules:
+            import ray  # loaded by `start`
+
+            ray.shutdown()
+        self._end(started)
+
+    def kill(self) -> None:
+        """End all processes at once; nothing is drained."""
+        self._end(psutil.Process().children(recursive=True))
+
+    def _end(self, started: list[psutil.Process]) -> None:
+        end_all(self._folder, [process for process in started if process.pid != self._guard.pid])
+        assert self._guard.stdin is not None, "the guard was started with a pipe"
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def __enter__(self) -> "LocalRay":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises `StartupError` where nobody can listen on `host`:`port`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise StartupError(f"host {host!r} is not an address of this machine: {error.strerror}") from error
+    with socket.socket(family, kind, protocol) as probe:
+        # Closed connections of an earlier run do not count, as for the gateway's own socket (`confine_worker`).
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise StartupError(f"port {port} on {host} is in use; choose another with --port") from error
+            raise StartupError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+
+
+def confine_worker() -> None:
+    """Runs in each worker process of the local Ray, before its actor is made; mends two habits of Ray Serve 2.60.
+
+    Each Serve replica opens a gRPC port for calls between deployments on all interfaces; here it is loopback. The
+    gateway binds its port without SO_REUSEADDR, so that a server that had open connections could not be started
+    again for 60 s. Neither can be configured.
+    """
+    from ray.serve._private import replica  # a worker of the local Ray only ever runs Serve's actors
+
+    names = vars(replica)
+    add_port, listen = names["add_port_to_grpc_server"], names["start_asgi_http_server"]
+    names["add_port_to_grpc_server"] = lambda server, _address: add_port(server, f"{LOOPBACK}:0")
+    names["start_asgi_http_server"] = _with_keyword(listen, enable_so_reuseport=True)
+
+
+def _with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
+    return lambda *args, **kwargs: function(*args, **(kwargs | fixed))
+
+
+def _reason(messages: Iterable[str]) -> str:
+    """The one line in Serve's messages that says why a replica did not start.
+
+    Serve passes on the text of the replica's traceback, whose last line is the error itself.
+    """
+    lines = [message.strip().splitlines()[-1] for message in messages if message.strip()]
+    ours = [line for line in lines if line.startswith("bakehouse_replica.core.errors.")]
+    chosen = (ours or lines or ["Serve gave no reason"])[0]
+    return chosen.split(": ", 1)[1] if ours else f"a replica did not start: {chosen}"
+
+
+def _private_folder() -> Path:
+    """A new folder that only this user can enter; Ray opens what it makes inside to everybody."""
+    for base in (tempfile.gettempdir(), "/tmp"):
+        folder = Path(tempfile.mkdtemp(prefix="bake-", dir=base))
+        if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES:
+            return folder
+        shutil.rmtree(folder)
+    raise StartupError(f"the path of the temporary folder {tempfile.gettempdir()} is too long for Ray's sockets")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environment(settings: LocalRaySettings, token_path: Path) -> dict[str, str]:
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),  # else ~/.ray/auth_token is written and shared by all
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
+        "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
+    }

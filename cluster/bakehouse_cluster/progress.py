@@ -1,0 +1,49 @@
+"""Shows what the command line is waiting for, and how long each stage took."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Stages:
+    """Long work, one stage after another, on standard error: a spinner with the elapsed time, then a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """Shows `label` until the block ends; an error leaves no line, whoever catches it says what was wrong."""
+        begun_s = time.monotonic()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        is_quiet = not self._console.is_terminal
+        if is_quiet:
+            self._console.print(f"… {label}", highlight=False)
+        with Progress(*columns, console=self._console, transient=True, disable=is_quiet) as spinner:
+            spinner.add_task(label, total=None)
+            yield
+        self._console.print(f"✓ {label} ({time.monotonic() - begun_s:.1f} s)", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A line for the reader."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def counted(console: Console, label: str, *, n_total: int, n_done: int) -> Iterator[Callable[[], None]]:
+    """A bar over `n_total` items with the time that remains; hands out what to call after each further item."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(label, total=n_total, completed=n_done)
+        yield lambda: bar.advance(task)

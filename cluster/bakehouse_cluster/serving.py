@@ -1,0 +1,177 @@
+"""`bakehouse serve`: checks, starts, announces, waits and drains one local server."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+from types import FrameType
+
+import psutil
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.source import open_source
+
+from bakehouse_cluster.config import Config
+from bakehouse_cluster.local_ray import LOOPBACK, LocalRay, LocalRaySettings, require_free_port
+from bakehouse_cluster.progress import Stages
+
+EXAMPLE = "What is the capital of France?"
+READY_POLL_S = 0.1
+# From "all replicas run" to the first answer of `/ready`: the gateway has to hear of them and probes the model.
+READY_TIMEOUT_S = 60.0
+WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "[::1]"}
+
+
+def serve(config: Config, stages: Stages) -> int:
+    """Serve until interrupted; the exit status. Raises `StartupError` where it cannot be served as asked.
+
+    The first interrupt (or SIGTERM) lets running requests end, for at most `server.drain_s`; the second ends all
+    at once.
+    """
+    config = config.shared_out(os.cpu_count() or 1)
+    _require_one_gateway(config)
+    _require_memory(config)
+    require_free_port(config.server.host, config.server.port)
+    config.gateway_settings()  # reads the chat template, so that a wrong one is refused before anything starts
+    with stages.stage(f"model {config.model.source}"):
+        open_source(config.source)
+    ray = LocalRay(
+        LocalRaySettings(
+            host=config.server.host,
+            port=config.server.port,
+            n_cpus=os.cpu_count() or 1,
+            object_store_bytes=config.server.object_store,
+        )
+    )
+    interrupts = _Interrupts(ray.kill)
+    interrupts.install()
+    try:
+        with ray:
+            _start_ray(ray, stages, interrupts)
+            _serve_until_interrupted(config, ray, stages)
+    except KeyboardInterrupt:  # before anything was deployed: there was nothing to drain
+        return interrupts.exit_status
+    return 0
+
+
+class _Interrupts:
+    """SIGINT and SIGTERM: the first raises `KeyboardInterrupt` in the main thread, the second ends the process."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self._kill = kill
+        self._signal: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """The shell's convention for a process that a signal ended."""
+        assert self._signal is not None, "asked only after an interrupt"
+        return 128 + self._signal
+
+    def install(self) -> None:
+        """Take both signals, also back from whoever took them since the last call."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        is_first, self._signal = self._signal is None, number
+        if is_first:
+            raise KeyboardInterrupt
+        self._kill()
+        os._exit(self.exit_status)
+
+
+def _start_ray(ray: LocalRay, stages: Stages, interrupts: _Interrupts) -> None:
+    with stages.stage("Ray, in a private folder"):
+        ray.start()
+    interrupts.install()  # `ray.init` has taken SIGTERM for itself
+
+
+def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> None:
+    """Drains also where the interrupt comes early: the gateway answers before the last replica has started."""
+    try:
+        _deploy(config, ray, stages)
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        with stages.stage(f"draining, at most {config.server.drain_s:.0f} s; Ctrl-C again ends at once"):
+            ray.drain()
+
+
+def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
+    n_replicas = config.server.replicas
+    with stages.stage(f"{n_replicas} replica{'s' if n_replicas > 1 else ''}"):
+        from bakehouse_cluster.app import build  # imports Serve, which reads the environment that `start` has set
+
+        ray.deploy(build(config))
+        replicas = _wait_until_ready(_url(config))
+    _announce(config, ray, stages, replicas)
+
+
+def _wait_until_ready(url: str) -> Sequence[Mapping[str, int]]:
+    """The replicas as `/health` describes them, once `/ready` has answered 200."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=READY_TIMEOUT_S):
+                break
+        except (urllib.error.URLError, OSError) as error:
+            if time.monotonic() > deadline_s:
+                raise StartupError(f"the server was not ready after {READY_TIMEOUT_S:.0f} s: {error}") from error
+        time.sleep(READY_POLL_S)
+    with urllib.request.urlopen(f"{url}/health", timeout=READY_TIMEOUT_S) as answer:
+        replicas: Sequence[Mapping[str, int]] = json.load(answer)["replicas"]
+    return replicas
+
+
+def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[Mapping[str, int]]) -> None:
+    """Where it listens, how to try it, and what it may use at most."""
+    url, server = _url(config), config.server
+    messages = [{"role": "user", "content": EXAMPLE}]
+    body = json.dumps({"model": config.served_name, "temperature": 0, "messages": messages})
+    n_tokens = replicas[0]["n_blocks"] * replicas[0]["block_size"]
+    stages.note(f"\nServing {config.served_name} at {url}\n")
+    stages.note(f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    stages.note(f"  dashboard  {ray.dashboard_address} (token: {ray.token_path})")
+    stages.note(f"  logs       {ray.log_folder}")
+    stages.note(
+        f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
+        f"{server.replicas} replica{'s' if server.replicas > 1 else ''}; "
+        f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
+    )
+    if not _is_loopback(server.host):
+        stages.note(f"  WARNING    {server.host} can be reached from outside, and nobody is asked for a key")
+    stages.note("\nCtrl-C ends it.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _require_one_gateway(config: Config) -> None:
+    if config.server.gateways > 1:
+        raise StartupError(
+            f"server.gateways: a local server has one gateway, which listens on the port itself, "
+            f"not {config.server.gateways}"
+        )
+
+
+def _require_memory(config: Config) -> None:
+    """Refuses at once what no replica could get; the exact check is the replica's, which knows the model."""
+    total_bytes = psutil.virtual_memory().total
+    wanted_bytes = (config.replica.kv_memory or 0) * config.server.replicas + config.server.object_store
+    if wanted_bytes > total_bytes:
+        raise StartupError(
+            f"kv_memory and object store want {wanted_bytes / 2**30:,.1f} GiB; this machine's memory is "
+            f"{total_bytes / 2**30:,.1f} GiB"
+        )
+
+
+def _url(config: Config) -> str:
+    host = WILDCARDS.get(config.server.host, config.server.host)
+    return f"http://{host}:{config.server.port}"

@@ -1,0 +1,23 @@
+"""The documentation names files that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("[!.]*/README.md"))]
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(readme: Path) -> None:
+    missing = [link for link in LINK.findall(readme.read_text()) if not (readme.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("folder", ["cluster", "router", "replica", "kernels"])
+def test_each_top_folder_tells_its_part_of_a_requests_life_in_numbered_steps(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text()
+    assert re.search(r"^1\. ", text, re.MULTILINE)
+    assert re.search(r"^2\. ", text, re.MULTILINE)

@@ -1,0 +1,113 @@
+"""The configuration tree: what is accepted, what is refused, and in which words."""
+
+from pathlib import Path
+
+import pytest
+from bakehouse_cluster.config import Config, load_config, parse_config
+from bakehouse_replica.core.errors import ConfigError
+from pydantic import ValidationError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "bakehouse.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, ""), {}) == Config()
+
+
+def test_flags_override_the_file_and_absent_flags_do_not(tmp_path: Path) -> None:
+    path = written(tmp_path, "server: {port: 9000, replicas: 2}\n")
+    config = load_config(path, {"server.port": 9001, "server.replicas": None, "model.source": "other"})
+    assert (config.server.port, config.server.replicas, config.model.source) == (9001, 2, "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5GiB", 3 * 2**29), ("4096", 4096)]
+)
+def test_sizes_are_written_with_their_unit(text: str, size_bytes: int) -> None:
+    config = load_config(None, {"replica.kv_memory": text})
+    assert config.replica_settings(b"key").kv_memory_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("sever: {port: 1}", r"^sever: unknown key; known here: model, replica, gateway, server$"),
+        ("server: {prot: 1}", r"^server\.prot: unknown key; known here: host, port, "),
+        ("server: {port: 70000}", r"^server\.port: .*less than or equal to 65535, not 70000$"),
+        ("server: {port: high}", r"^server\.port: .*integer.*, not 'high'$"),
+        ("server: {replicas: 0}", r"^server\.replicas: .*greater than or equal to 1, not 0$"),
+        ("server: 3", r"^server: .*, not 3$"),
+        ("model: {dtype: float8}", r"^model\.dtype: .*'auto', 'float32' or 'bfloat16', not 'float8'$"),
+        ("replica: {kv_memory: much}", r"^replica\.kv_memory: .*not 'much'$"),
+        ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
+        ("- a\n- b", r"a mapping of sections is expected, not list$"),
+        ("a: [", r"not YAML: "),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path_and_value(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(written(tmp_path, text), {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml", {})
+
+
+def test_a_flag_under_a_section_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^server: "):
+        load_config(written(tmp_path, "server: 3"), {"server.port": 1})
+
+
+def test_the_tree_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Config().server.port = 1
+
+
+def test_both_parts_are_told_the_same_source_and_name() -> None:
+    config = parse_config({"model": {"source": "org/model", "revision": "v2", "served_name": "loaf"}})
+    replica, gateway = config.replica_settings(b"key"), config.gateway_settings()
+    assert replica.source == gateway.source
+    assert (replica.source.model, replica.source.revision) == ("org/model", "v2")
+    assert replica.served_name == gateway.served_name == "loaf"
+    assert replica.hash_key == b"key"
+
+
+def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
+    text = "{{ messages[0].content }}"
+    path = tmp_path / "template.jinja"
+    path.write_text(text)
+    for given in (text, str(path)):
+        config = parse_config({"model": {"chat_template": given}})
+        assert config.gateway_settings().chat_template == text
+
+
+def test_a_missing_chat_template_is_named() -> None:
+    config = parse_config({"model": {"chat_template": "absent.jinja"}})
+    with pytest.raises(ConfigError, match=r"^model\.chat_template: cannot read the file 'absent\.jinja'"):
+        config.gateway_settings()
+
+
+@pytest.mark.parametrize(("n_cpus", "n_replicas"), [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (16, 2)])
+def test_everything_fits_on_the_machine(n_cpus: int, n_replicas: int) -> None:
+    config = parse_config({"server": {"replicas": n_replicas}}).shared_out(n_cpus)
+    assert config.replica.cpus is not None
+    assert config.replica.threads is not None
+    assert n_replicas * config.replica.cpus + config.gateway.cpus <= n_cpus
+    assert config.replica.threads >= 1
+    assert config.replica.threads * n_replicas <= max(n_cpus, n_replicas)
+
+
+def test_what_the_user_asked_for_is_not_shared_out_anew() -> None:
+    asked = parse_config({"replica": {"cpus": 0.3, "threads": 7}})
+    assert asked.shared_out(2) == asked
+
+
+def test_sharing_out_leaves_everything_else_alone() -> None:
+    config = Config().shared_out(2)
+    assert config.server == Config().server
+    assert config.replica.kv_memory is None

@@ -1,0 +1,197 @@
+"""Two replicas behind a gateway, in a real Ray over fake executors: where requests go, and how losses look."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fake_cluster
+import httpx
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+START_TIMEOUT_S = 120.0
+RECOVERY_TIMEOUT_S = 60.0
+POLL_S = 0.02
+PREFIX = list(range(1000, 1600))
+SOURCES = [str(Path(__file__).parents[2] / folder) for folder in ("cluster", "router", "replica", "kernels")]
+
+
+class Cluster:
+    """A running application and the processes behind it."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def complete(self, prompt: list[int], **fields: object) -> httpx.Response:
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": 2, "ignore_eos": True, **fields}
+        return self.http.post("/v1/completions", json=body)
+
+    def actors(self, deployment: str) -> list[psutil.Process]:
+        """A deployment's processes, which Ray titles after it."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if f"ServeReplica:bakehouse:{deployment}" in " ".join(child.cmdline())]
+
+    def health(self) -> int:
+        return self.http.get("/health").status_code
+
+    def answers(self) -> bool:
+        try:
+            return self.health() == 200
+        except httpx.TransportError:
+            return False
+
+    def n_held_blocks(self) -> int:
+        return sum(replica["load"]["n_held_blocks"] for replica in self.http.get("/health").json()["replicas"])
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """The seconds it took."""
+    begun_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun_s < timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(POLL_S)
+    return time.monotonic() - begun_s
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, fake_cluster.__file__, str(port), "2"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        made = Cluster(process, f"http://127.0.0.1:{port}")
+        with made.http:
+            wait_until(lambda: made.http.get("/ready").status_code == 200, START_TIMEOUT_S, "ready")
+            yield made
+    finally:
+        tree = psutil.Process(process.pid).children(recursive=True)
+        process.stdin.close()
+        process.wait(timeout=60)
+        process.stdout.close()
+        _, alive = psutil.wait_procs(tree, timeout=10)
+        assert not alive
+
+
+def test_prompts_of_one_prefix_stay_on_one_replica(cluster: Cluster) -> None:
+    homes = []
+    for index in range(20):
+        response = cluster.complete([*PREFIX, 2000 + index])
+        assert response.status_code == 200, response.text
+        homes.append(response.headers["x-bakehouse-replica"])
+
+    assert max(Counter(homes).values()) >= 18
+
+
+async def test_unrelated_prompts_at_once_spread_over_both(cluster: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.http.base_url, timeout=120) as http:
+        responses = await asyncio.gather(
+            *[
+                http.post(
+                    "/v1/completions",
+                    json={
+                        "model": "smollm2",
+                        "prompt": list(range(5000 + 300 * index, 5000 + 300 * index + 200)),
+                        "max_tokens": 4,
+                    },
+                )
+                for index in range(40)
+            ]
+        )
+
+    homes = Counter(response.headers["x-bakehouse-replica"] for response in responses)
+    assert all(abs(homes[name] - 20) <= 6 for name in homes), homes
+    assert len(homes) == 2
+
+
+def test_prompts_of_one_call_are_all_answered(cluster: Cluster) -> None:
+    prompts = [list(range(start, start + 50)) for start in range(100, 900, 100)]
+
+    response = cluster.http.post(
+        "/v1/completions", json={"model": "smollm2", "prompt": prompts, "max_tokens": 2, "n": 2}
+    )
+
+    assert [choice["index"] for choice in response.json()["choices"]] == list(range(16))
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_goes_frees_its_blocks(cluster: Cluster, is_streamed: bool) -> None:
+    runs = threading.Event()
+
+    def leave_early() -> None:
+        fields = {"model": "smollm2", "prompt": PREFIX, "max_tokens": 4000, "ignore_eos": True}
+        with (
+            contextlib.suppress(httpx.ReadTimeout),  # the whole answer takes longer than that
+            httpx.stream(
+                "POST", f"{cluster.url}/v1/completions", json={**fields, "stream": is_streamed}, timeout=2
+            ),
+        ):
+            runs.wait(timeout=10)
+
+    with ThreadPoolExecutor() as pool:
+        client = pool.submit(leave_early)
+        wait_until(lambda: cluster.n_held_blocks() > 0, 10, "the request runs")
+        runs.set()
+        client.result()
+
+    # What `/health` shows is up to half a second old; the cancel itself takes some 10 ms.
+    assert wait_until(lambda: cluster.n_held_blocks() == 0, 10, "its blocks are free") < 1.5
+
+
+def test_killed_replicas_end_their_streams_turn_health_and_are_replaced(cluster: Cluster) -> None:
+    body = {"model": "smollm2", "prompt": PREFIX, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    lines: list[str] = []
+
+    with cluster.http.stream("POST", "/v1/completions", json=body) as response:
+        for line in response.iter_lines():
+            lines.append(line)
+            if len(lines) == 1:
+                for replica in cluster.actors("Replica"):
+                    replica.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert any('"error"' in line for line in lines[-6:])
+    wait_until(lambda: cluster.health() == 503, 10, "health turns 503")
+    assert time.monotonic() - killed_s < 2.5
+    wait_until(lambda: cluster.health() == 200, RECOVERY_TIMEOUT_S, "new replicas serve")
+    assert cluster.complete(PREFIX).status_code == 200
+
+
+def test_a_killed_gateway_comes_back_on_its_port_and_frees_what_it_had_running(cluster: Cluster) -> None:
+    body = {"model": "smollm2", "prompt": PREFIX, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    (gateway,) = cluster.actors("Gateway")
+
+    with (
+        contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError),
+        cluster.http.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        for _ in response.iter_lines():
+            gateway.kill()
+
+    wait_until(cluster.answers, RECOVERY_TIMEOUT_S, "a new gateway serves")
+    assert wait_until(lambda: cluster.n_held_blocks() == 0, 10, "its blocks are free") < 5
+    assert cluster.complete(PREFIX).status_code == 200
