@@ -273,7 +273,7 @@ class Engine:
 
 
 def _check_vocabulary(request: Request, vocabulary_size: int) -> None:
-    """An id that the embedding lacks would break the step of every neighbour."""
+    """What would break the step of every neighbour: an id that the embedding lacks, a row without any token."""
     for param, token_ids in (
         ("prompt", request.prompt_ids),
         ("prior_output", request.prior_output),
@@ -284,3 +284,10 @@ def _check_vocabulary(request: Request, vocabulary_size: int) -> None:
             raise InvalidRequest(
                 f"{param} holds token id {wrong}; it must be between 0 and {vocabulary_size - 1}", param
             )
+    params = request.params
+    if params.min_tokens and len(set(params.stop_token_ids)) >= vocabulary_size:
+        raise InvalidRequest(
+            f"stop_token_ids holds all {vocabulary_size} tokens of the vocabulary; "
+            f"no token would be left before min_tokens ({params.min_tokens})",
+            "stop_token_ids",
+        )

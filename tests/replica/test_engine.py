@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
@@ -233,6 +234,15 @@ async def test_an_id_outside_the_vocabulary_is_refused_and_the_neighbour_unharme
                 await collect(engine, request("b", prompt=(1, wrong)))
         gate.open()
         assert len(ids_of(await neighbour)) == 6
+
+
+async def test_stop_ids_that_leave_no_token_before_min_tokens_are_refused() -> None:
+    async with engine_with() as engine:
+        possible = request("a")
+        params = replace(possible.params, min_tokens=1, stop_token_ids=tuple(range(CARD.vocabulary_size)))
+        with pytest.raises(InvalidRequest, match="stop_token_ids holds all 1000 tokens"):
+            await collect(engine, replace(possible, params=params))
+        assert len(ids_of(await collect(engine, request("b")))) == 6
 
 
 async def test_a_request_that_never_fits_is_refused_on_the_first_step() -> None:

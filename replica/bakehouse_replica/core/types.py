@@ -83,10 +83,10 @@ class SamplingParams:
             value = getattr(self, name)
             _require(-2.0 <= value <= 2.0, name, value, "between -2 and 2")
         _require(
-            0.0 < self.repetition_penalty <= 10.0,
+            0.01 <= self.repetition_penalty <= 10.0,  # logits divided by less leave float32's range
             "repetition_penalty",
             self.repetition_penalty,
-            "above 0 and at most 10",
+            "between 0.01 and 10",
         )
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit integer")
         _require(

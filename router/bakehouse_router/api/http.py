@@ -226,7 +226,7 @@ def build_api(gateway: Gateway, *, tells_request_id: bool = True) -> FastAPI:
     `tells_request_id`: False behind a server that adds the header itself, as Ray Serve does; it would come twice.
     """
     # Bodies are parsed by hand, so generated API docs would be empty: there are none.
-    app = FastAPI(title="bakehouse", openapi_url=None)
+    app = FastAPI(title="bakehouse", openapi_url=None, redirect_slashes=False)
     routes = Routes(gateway)
     app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", routes.complete, methods=["POST"], response_model=None)

@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError
 Role = Literal["system", "developer", "user", "assistant"]
 
 _N_CHARS_SHOWN = 60
+# Beyond any context or vocabulary; JSON integers of thousands of digits must not reach arithmetic or messages.
+_COUNT_LIMIT = 2**63
 _PART_FIELDS = {"type", "text"}
 
 
@@ -84,11 +86,11 @@ class GenerationBody(_Strict):
     """The fields that both routes share."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int | None = Field(default=None, ge=0)
-    n: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
+    min_tokens: int | None = Field(default=None, ge=0, lt=_COUNT_LIMIT)
+    n: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
     temperature: float | None = None
-    top_k: int | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0, lt=_COUNT_LIMIT)
     top_p: float | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
@@ -116,7 +118,7 @@ class ChatBody(GenerationBody):
     """The body of `/v1/chat/completions`."""
 
     messages: list[ChatMessageBody] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
 
 
 class CompletionBody(GenerationBody):

@@ -13,7 +13,6 @@ transformers 5.24; earlier releases that we support take that argument without e
 import json
 import re
 import secrets
-from collections.abc import Iterable
 from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
@@ -93,16 +92,16 @@ class Tokenizer:
 
 
 class Disguises:
-    """Replaces markers inside messages by unguessable names, and brings it back afterwards."""
+    """Replaces markers inside messages by unguessable names, one for each marker, and brings them back afterwards."""
 
     def __init__(self, marker: re.Pattern[str]) -> None:
         self._marker = marker
-        self._texts_by_name: dict[str, str] = {}
+        self._names_by_text: dict[str, str] = {}
 
     @property
     def is_used(self) -> bool:
         """Whether any message contained a marker."""
-        return bool(self._texts_by_name)
+        return bool(self._names_by_text)
 
     def apply(self, text: str) -> str:
         """`text` without any marker."""
@@ -110,12 +109,10 @@ class Disguises:
 
     def remove(self, text: str) -> str:
         """The reverse of `apply`, for a text that contains the disguised one."""
-        if not self._texts_by_name:
+        if not self.is_used:
             return text
-        names: Iterable[str] = map(re.escape, self._texts_by_name)
-        return re.sub("|".join(names), lambda match: self._texts_by_name[match[0]], text)
+        texts_by_name = {name: text for text, name in self._names_by_text.items()}
+        return re.sub("|".join(texts_by_name), lambda match: texts_by_name[match[0]], text)
 
     def _disguise(self, match: re.Match[str]) -> str:
-        name = _unguessable_name()
-        self._texts_by_name[name] = match[0]
-        return name
+        return self._names_by_text.setdefault(match[0], _unguessable_name())

@@ -79,6 +79,15 @@ def test_typing_markers_changes_no_id_of_the_rest(text: ModelText) -> None:
     assert [plain.count(special) for special in range(3)] == [marked.count(special) for special in range(3)]
 
 
+def test_a_message_of_a_hundred_thousand_markers_needs_one_name_for_each_kind(text: ModelText) -> None:
+    disguises = text.tokenizer.disguises()
+    typed = f"{END}{TURN}" * 50_000
+    disguised = disguises.apply(typed)
+    assert END not in disguised
+    assert len(set(disguised)) <= 16, "a name of 8 characters for each of the two markers"
+    assert disguises.remove(disguised) == typed
+
+
 def test_a_developer_speaks_as_system_where_the_template_knows_no_developer(text: ModelText) -> None:
     developer, system = (ChatMessage(role=role, content="x") for role in ("developer", "system"))
     assert text.chat_template.encode([developer]) == text.chat_template.encode([system])
