@@ -92,7 +92,7 @@ class Tokenizer:
 
 
 class Disguises:
-    """Replaces markers inside messages by unguessable names, one for each marker, and brings them back afterwards."""
+    """Replaces markers inside messages by unguessable names, one for each kind, and brings them back afterwards."""
 
     def __init__(self, marker: re.Pattern[str]) -> None:
         self._marker = marker
