@@ -31,6 +31,8 @@ from bakehouse_router.gateway import Gateway
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 HTTP_OK = 200
+# How each line of an output begins, as `json.dumps` writes it: a torn last line is known by it.
+ANSWER_BEGINNINGS = (b'{"line": ', b'{"custom_id": ', b'{"id": "batch-')
 Key = str | int
 
 
@@ -87,17 +89,17 @@ def count_lines(path: Path) -> int:
 
 
 def answered_keys(path: Path) -> set[Key]:
-    """The keys that the output at `path` holds; cuts off an unfinished last line.
+    """The keys that the output at `path` holds; cuts off a last line that a killed run left unfinished.
 
-    Raises `StartupError` where another line is not an answer: the file is then something else.
+    Raises `StartupError`, and changes nothing, where a line is not an answer: the file is then something else.
     """
     if not path.exists():
         return set()
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
+    torn = content[len(whole) :]
+    if not torn.startswith(ANSWER_BEGINNINGS) and not any(begin.startswith(torn) for begin in ANSWER_BEGINNINGS):
+        raise StartupError(f"{path}: its last line is not an answer of an earlier run")
     keys: set[Key] = set()
     for number, text in enumerate(whole.splitlines(), start=1):
         try:
@@ -105,6 +107,9 @@ def answered_keys(path: Path) -> set[Key]:
             keys.add(answer["custom_id"] if "custom_id" in answer else answer["line"])
         except (ValueError, TypeError, KeyError) as error:
             raise StartupError(f"{path}: line {number} is not an answer of an earlier run") from error
+    if torn:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
     return keys
 
 

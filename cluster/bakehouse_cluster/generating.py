@@ -21,6 +21,8 @@ def generate(config: Config, input_path: Path, output_path: Path, console: Conso
 
     Raises `StartupError` where the files or the model cannot be used, `Unavailable` where the engine fails.
     """
+    if output_path.exists() and output_path.samefile(input_path):
+        raise StartupError(f"--output is the same file as --input, {input_path}; answers need a file of their own")
     n_lines = count_lines(input_path)
     done = answered_keys(output_path)
     n_open = sum(1 for _ in _open_lines(input_path, done))

@@ -31,7 +31,8 @@ def serve(config: Config, stages: Stages) -> int:
     The first interrupt (or SIGTERM) lets running requests end, for at most `server.drain_s`; the second ends all
     at once.
     """
-    config = config.shared_out(os.cpu_count() or 1)
+    n_cpus = usable_cpus()
+    config = config.shared_out(n_cpus)
     _require_one_gateway(config)
     _require_memory(config)
     require_free_port(config.server.host, config.server.port)
@@ -42,7 +43,7 @@ def serve(config: Config, stages: Stages) -> int:
         LocalRaySettings(
             host=config.server.host,
             port=config.server.port,
-            n_cpus=os.cpu_count() or 1,
+            n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
         )
     )
@@ -55,6 +56,13 @@ def serve(config: Config, stages: Stages) -> int:
     except KeyboardInterrupt:  # before anything was deployed: there was nothing to drain
         return interrupts.exit_status
     return 0
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may use: a container or `taskset` may allow fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Interrupts:
@@ -113,15 +121,16 @@ def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
 def _wait_until_ready(url: str) -> Sequence[Mapping[str, int]]:
     """The replicas as `/health` describes them, once `/ready` has answered 200."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach our loopback
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=READY_TIMEOUT_S):
+            with direct.open(f"{url}/ready", timeout=READY_TIMEOUT_S):
                 break
         except (urllib.error.URLError, OSError) as error:
             if time.monotonic() > deadline_s:
                 raise StartupError(f"the server was not ready after {READY_TIMEOUT_S:.0f} s: {error}") from error
         time.sleep(READY_POLL_S)
-    with urllib.request.urlopen(f"{url}/health", timeout=READY_TIMEOUT_S) as answer:
+    with direct.open(f"{url}/health", timeout=READY_TIMEOUT_S) as answer:
         replicas: Sequence[Mapping[str, int]] = json.load(answer)["replicas"]
     return replicas
 

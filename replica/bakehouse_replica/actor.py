@@ -11,6 +11,7 @@ from ray import serve
 from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
+from bakehouse_replica.logs import write_to_serve_log
 from bakehouse_replica.settings import ReplicaSettings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class ReplicaActor:
         # Loads torch and numba, which a process that only deploys this class need not wait for.
         from bakehouse_replica.build import build_engine
 
+        write_to_serve_log("bakehouse_replica")
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine = build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
         self._engine.start()
@@ -39,10 +41,6 @@ class ReplicaActor:
         async with aclosing(self._engine.generate(request)) as deliveries:
             async for delivery in deliveries:
                 yield delivery
-
-    async def abort(self, request_id: str) -> None:
-        """Cancel a request; idempotent."""
-        self._engine.abort(request_id)
 
     async def status(self) -> ReplicaStatus:
         """What this replica is, how it is loaded, and what is wrong with it."""

@@ -248,6 +248,8 @@ class Engine:
             self._on_failure(FAILURE_MESSAGE)
 
     def _refresh_load(self, *, is_due: bool) -> None:
+        if self._failure is not None:
+            return  # the scheduler may be what has failed
         now = self._clock()
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now

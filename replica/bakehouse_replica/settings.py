@@ -28,4 +28,4 @@ class ReplicaSettings:
     max_prefill_tokens: int = 256
     max_waiting_requests: int = 4096
     n_threads: int | None = None
-    hash_key: bytes = b""
+    hash_key: bytes = field(default=b"", repr=False)

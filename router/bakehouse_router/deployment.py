@@ -2,6 +2,7 @@
 
 import asyncio
 
+from bakehouse_replica.logs import write_to_serve_log
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -16,6 +17,8 @@ class GatewayDeployment:
     """Wires text, dispatcher and API together in a gateway process; `bakehouse_cluster.app` deploys it."""
 
     def __init__(self, settings: GatewaySettings, replicas: DeploymentHandle[object]) -> None:
+        for package in ("bakehouse_router", "bakehouse_replica"):
+            write_to_serve_log(package)
         self._settings = settings
         self._client = RayReplicaClient(replicas, status_period_s=settings.status_period_s)
 

@@ -52,7 +52,9 @@ class Dispatcher:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")
             except Unavailable as lost:
-                if journal.has_begun or n_failures == len(RETRY_DELAYS_S):
+                # What has taken two engines down may be this very request: it gets no third.
+                n_more = (1 if isinstance(lost, EngineDead) else len(RETRY_DELAYS_S)) - n_failures
+                if journal.has_begun or n_more <= 0:
                     raise
                 logger.warning("request %s: %s; attempt %d", request.request_id, lost, n_failures + 2)
             await asyncio.sleep(RETRY_DELAYS_S[n_failures])

@@ -155,10 +155,11 @@ class Generation:
         return self._open & set(range(index * self._n_choices, (index + 1) * self._n_choices))
 
     def _check_ended(self, index: int, ended: _Ended) -> None:
+        if not self._open_of(index):
+            return  # whatever ended it, its choices had all they needed
         if ended.error is not None:
             raise ended.error
-        if self._open_of(index):
-            raise EngineDead(f"the stream of {self._requests[index].request_id} ended before its choices did")
+        raise EngineDead(f"the stream of {self._requests[index].request_id} ended before its choices did")
 
     def _take(self, index: int, delivery: Delivery) -> tuple[TextPiece, ...]:
         if self.replica_id is None:

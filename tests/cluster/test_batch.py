@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from bakehouse_cluster.batch import Line, answer_all, answered_keys, count_lines, read_lines
+from bakehouse_cluster.config import parse_config
+from bakehouse_cluster.generating import generate
 from bakehouse_replica.core.errors import EngineDead, StartupError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.settings import GatewaySettings
 from gateways import MODEL, ScriptedDispatcher, fake_engine, tiny_text
+from rich.console import Console
 
 Json = dict[str, object]
 
@@ -204,6 +207,28 @@ def test_answers_of_an_earlier_run_are_found_and_a_torn_last_line_is_taken_away(
     path = written(tmp_path, whole + '{"line": 3, "te')
     assert answered_keys(path) == {2, "rye"}
     assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("torn", ["{", '{"li', '{"id": "batch-7f", "custom_id": "ry'])
+def test_however_short_a_torn_answer_is_it_is_taken_away(tmp_path: Path, torn: str) -> None:
+    path = written(tmp_path, '{"line": 1, "text": "a"}\n' + torn)
+    assert answered_keys(path) == {1}
+    assert path.read_text() == '{"line": 1, "text": "a"}\n'
+
+
+@pytest.mark.parametrize("content", ["no newline at all", '{"line": 1}\n{"prompt": "mine"}'])
+def test_a_last_line_that_is_no_answer_is_left_alone_and_refused(tmp_path: Path, content: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(StartupError, match="its last line is not an answer of an earlier run"):
+        answered_keys(path)
+    assert path.read_text() == content
+
+
+def test_the_input_is_refused_as_output(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"prompt": "a"}\n')
+    with pytest.raises(StartupError, match="--output is the same file as --input"):
+        generate(parse_config({}), path, path, Console(stderr=True))
+    assert path.read_text() == '{"prompt": "a"}\n'
 
 
 def test_a_file_that_is_no_output_is_left_alone_and_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
-REFUSE_TIMEOUT_S = 60.0
+REFUSE_TIMEOUT_S = 150.0
 POLL_S = 0.05
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT_600 = list(range(1000, 1600))

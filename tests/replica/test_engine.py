@@ -292,6 +292,18 @@ async def test_a_deadline_that_passes_ends_the_request_as_failed() -> None:
     assert len(ids_of(deltas)) <= 6
 
 
+async def test_a_resumed_request_that_fails_again_ends_where_its_output_stands() -> None:
+    def break_third(plan: StepPlan) -> None:
+        if plan.step == 2:
+            raise RuntimeError("the oven is on fire")
+
+    async with engine_with(break_third) as engine:
+        deltas = await collect(engine, replace(request("a"), prior_output=(7, 8, 9)))
+    assert len(ids_of(deltas)) == 2
+    assert (deltas[0].start, deltas[-1].finish) == (3, FinishReason.ERROR)
+    assert deltas[-1].start + len(deltas[-1].token_ids) == 5
+
+
 async def test_a_broken_executor_ends_every_stream_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
     failures: queue.Queue[str] = queue.Queue()
 

@@ -105,11 +105,14 @@ async def test_an_engine_that_fails_before_the_first_delta_is_replaced_too() -> 
     assert await collect(ScriptedClient([delivery(failed)], [ENDING]), request()) == [ENDING]
 
 
-async def test_the_number_of_attempts_is_bounded() -> None:
-    n_attempts = len(dispatch.RETRY_DELAYS_S) + 1
-    client = ScriptedClient(*[[LOST]] * (n_attempts + 1))
+@pytest.mark.parametrize(
+    ("lost", "n_attempts"), [(LOST, 2), (Unavailable("draining"), len(dispatch.RETRY_DELAYS_S) + 1)]
+)
+async def test_the_number_of_attempts_is_bounded(lost: Unavailable, n_attempts: int) -> None:
+    """Lowest where engines die: the request itself may be what kills them."""
+    client = ScriptedClient(*[[lost]] * (n_attempts + 1))
 
-    with pytest.raises(EngineDead):
+    with pytest.raises(type(lost)):
         await collect(client, request())
 
     assert len(client.asked) == client.n_closed == n_attempts

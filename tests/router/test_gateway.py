@@ -1,6 +1,7 @@
 """What reaches the replicas for a call: each accepted field has its effect, defaults come from the model."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -113,6 +114,12 @@ async def test_a_field_of_the_request_reaches_the_replica(
     text: ModelText, field: str, value: object, attribute: str
 ) -> None:
     assert getattr(await _request(text, _completion(**{field: value})), attribute) == value
+
+
+async def test_the_log_says_whose_request_it_is(text: ModelText, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bakehouse_router.gateway")
+    request = await _request(text, _completion(user="bob"))
+    assert f"request {request.request_id} is of user 'bob'" in caplog.text
 
 
 async def test_max_completion_tokens_is_max_tokens(text: ModelText) -> None:

@@ -5,9 +5,9 @@
     │   ├── UnknownModel          the model is not served here                         HTTP 404
     │   ├── ContextTooLong        prompt and output do not fit the context             HTTP 400
     │   └── RequestTooLarge       the body is over the limit                           HTTP 413
-    ├── Overloaded                no room now, come back later          (retryable)    HTTP 429
+    ├── Overloaded                no room now, come back later                         HTTP 429
     ├── DeadlineExceeded          the request's own time ran out                       HTTP 408
-    ├── Unavailable               nobody serves at the moment           (retryable)    HTTP 503
+    ├── Unavailable               nobody serves at the moment                          HTTP 503
     │   └── EngineDead            the engine thread of this replica has died           HTTP 503
     └── StartupError              this model, memory or machine cannot be served as asked
         └── ConfigError           the configuration is wrong; names the path of the key
@@ -19,8 +19,6 @@ rebuilt by pickle from its positional `args`.
 
 class BakehouseError(Exception):
     """Base of every error that bakehouse raises on purpose."""
-
-    retryable = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -54,8 +52,6 @@ class RequestTooLarge(InvalidRequest):
 class Overloaded(BakehouseError):
     """The queue is full; `retry_after_s` says when another attempt makes sense."""
 
-    retryable = True
-
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.args = (message, retry_after_s)
@@ -68,8 +64,6 @@ class DeadlineExceeded(BakehouseError):
 
 class Unavailable(BakehouseError):
     """No replica serves at the moment, or this one is draining."""
-
-    retryable = True
 
 
 class EngineDead(Unavailable):

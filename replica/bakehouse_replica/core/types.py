@@ -5,7 +5,7 @@ Positions count from 0 at the first prompt token; output indices count from 0 at
 output index k of a request with P prompt tokens stands at position P + k.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bakehouse_replica.core.errors import InvalidRequest
@@ -262,7 +262,7 @@ class ReplicaCard:
     replica_id: str
     model_name: str
     model_digest: str
-    hash_key: bytes
+    hash_key: bytes = field(repr=False)
     block_size: int
     n_blocks: int
     vocabulary_size: int

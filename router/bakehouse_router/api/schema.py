@@ -90,7 +90,7 @@ class GenerationBody(_Strict):
     min_tokens: int | None = Field(default=None, ge=0, lt=_COUNT_LIMIT)
     n: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
     temperature: float | None = None
-    top_k: int | None = Field(default=None, ge=0, lt=_COUNT_LIMIT)
+    top_k: int | None = Field(default=None, ge=0)
     top_p: float | None = None
     min_p: float | None = None
     presence_penalty: float | None = None

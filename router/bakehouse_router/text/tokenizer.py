@@ -92,7 +92,7 @@ class Tokenizer:
 
 
 class Disguises:
-    """Replaces markers inside messages by unguessable names, one for each kind, and brings them back afterwards."""
+    """Replaces markers inside messages by unguessable names, one for each kind, and brings them back later."""
 
     def __init__(self, marker: re.Pattern[str]) -> None:
         self._marker = marker
@@ -115,4 +115,7 @@ class Disguises:
         return re.sub("|".join(texts_by_name), lambda match: texts_by_name[match[0]], text)
 
     def _disguise(self, match: re.Match[str]) -> str:
-        return self._names_by_text.setdefault(match[0], _unguessable_name())
+        text = match[0]
+        if text not in self._names_by_text:
+            self._names_by_text[text] = _unguessable_name()
+        return self._names_by_text[text]
