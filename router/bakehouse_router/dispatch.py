@@ -42,10 +42,14 @@ class Dispatcher:
         begun_at = asyncio.get_running_loop().time()
         for n_failures in range(len(RETRY_DELAYS_S) + 1):
             attempt = _with_time_left(request, asyncio.get_running_loop().time() - begun_at)
+            if n_failures:  # the cancel of the previous attempt may still be on its way to the same replica
+                attempt = replace(attempt, request_id=f"{request.request_id}-retry{n_failures}")
             try:
                 async with aclosing(self._client.generate(attempt)) as deliveries:
                     async for delivery in deliveries:
                         fresh = tuple(filter(None, map(journal.accept, map(_alive, delivery.deltas))))
+                        if n_failures:
+                            fresh = tuple(replace(delta, request_id=request.request_id) for delta in fresh)
                         if fresh:
                             yield replace(delivery, deltas=fresh)
                 if journal.is_finished:
