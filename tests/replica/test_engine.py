@@ -299,7 +299,7 @@ async def test_a_resumed_request_that_fails_again_ends_where_its_output_stands()
 
     async with engine_with(break_third) as engine:
         deltas = await collect(engine, replace(request("a"), prior_output=(7, 8, 9)))
-    assert len(ids_of(deltas)) == 2
+    assert sum(len(delta.token_ids) for delta in deltas) == 2
     assert (deltas[0].start, deltas[-1].finish) == (3, FinishReason.ERROR)
     assert deltas[-1].start + len(deltas[-1].token_ids) == 5
 

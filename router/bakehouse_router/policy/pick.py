@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from random import Random
 
 from bakehouse_replica.core.hashing import HashScope, block_hashes
@@ -53,7 +54,11 @@ class Choice:
 
 
 def choose(request: Request, views: Sequence[ReplicaView], random: Random) -> Choice:
-    """Rank `views` for `request`. Equal costs are ordered by `random`; empty if nobody serves."""
+    """Rank `views` for `request`; empty if nobody serves.
+
+    Equal costs are ordered by a hash of the prompt's first block and the replica, so that a prefix that several
+    replicas hold still has one home; prompts below a block by `random`.
+    """
     reasons = [(view, not_serving(view)) for view in views]
     serving = [view for view, reason in reasons if reason is None]
     digests: dict[HashScope, tuple[bytes, ...]] = {}
@@ -64,9 +69,18 @@ def choose(request: Request, views: Sequence[ReplicaView], random: Random) -> Ch
         if scope not in digests:
             digests[scope] = _digests(request, scope)
         candidates.append(_score(request, view, n_sequences / len(serving), digests[scope]))
-    candidates.sort(key=lambda candidate: (candidate.skipped is not None, candidate.cost_tokens, random.random()))
+    candidates.sort(
+        key=lambda candidate: (candidate.skipped is not None, candidate.cost_tokens, _tie(candidate, random))
+    )
     excluded = tuple((view.replica_id, reason) for view, reason in reasons if reason is not None)
     return Choice(ranked=tuple(candidates), excluded=excluded)
+
+
+def _tie(candidate: Candidate, random: Random) -> bytes:
+    if not candidate.digests:
+        return random.randbytes(DIGEST_BYTES)
+    key = candidate.digests[0] + candidate.replica_id.encode()
+    return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
 def _digests(request: Request, scope: HashScope) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """What the policy knows about one replica at the moment of a choice.
 
-Two sources disagree about a replica's load. Its own report is exact but up to half a second old; this router's
-record of what it sent is always current but sees only its own requests. `ReplicaView` joins them so that no
+Two sources disagree about a replica's load. Its own report is exact, but old where cores are busy; this router's
+record of what it sent is always current, but sees only its own requests. `ReplicaView` joins them so that no
 request is counted twice and none is missed:
 
     fresh     sent within the report's possible age: counted whole, the report may not show it yet

@@ -219,14 +219,40 @@ def test_a_choice_explains_itself_with_numbers() -> None:
     )
 
 
-def test_equal_candidates_are_ordered_by_the_given_random_alone() -> None:
-    def order(seed: int) -> list[str]:
-        fleet = Fleet("a", "b", "c", "d")
-        fleet.random = Random(seed)
-        return [candidate.replica_id for candidate in fleet.choose(request(PREFIX)).ranked]
+def order(asked: Request, seed: int) -> tuple[str, ...]:
+    fleet = Fleet("a", "b", "c", "d")
+    fleet.random = Random(seed)
+    return tuple(candidate.replica_id for candidate in fleet.choose(asked).ranked)
 
-    assert order(1) == order(1)
-    assert len({tuple(order(seed)) for seed in range(20)}) > 5
+
+def test_equal_candidates_for_less_than_a_block_are_ordered_by_the_given_random_alone() -> None:
+    short = request((1, 2, 3))
+    assert order(short, 1) == order(short, 1)
+    assert len({order(short, seed) for seed in range(20)}) > 5
+
+
+def test_equal_candidates_are_ordered_by_the_prompts_first_block() -> None:
+    assert len({order(request(PREFIX), seed) for seed in range(20)}) == 1
+    assert len({order(unrelated(index), 1) for index in range(20)}) > 5
+
+
+def test_a_prefix_that_several_replicas_hold_keeps_one_home() -> None:
+    fleet = Fleet("a", "b")
+    for name in ("a", "b"):
+        fleet.table.update(
+            replace(CARD, replica_id=name), replace(IDLE, resident=resident(request(PREFIX), CARD)), None
+        )
+    homes = {fleet.answer(f"k{index}", request((*PREFIX, index))) for index in range(20)}
+    assert len(homes) == 1
+
+
+def test_a_report_of_work_that_ended_a_second_ago_moves_no_prefix() -> None:
+    fleet = Fleet("a", "b")
+    home = fleet.answer("k0", request(PREFIX))
+    late = replace(IDLE, version=2, n_running=1, waiting_tokens=len(PREFIX))
+    fleet.now += 1.0
+    fleet.table.update(replace(CARD, replica_id=home), late, None)
+    assert fleet.answer("k1", request((*PREFIX, 1))) == home
 
 
 def test_what_was_sent_is_remembered_up_to_the_size_of_the_replicas_cache() -> None:
