@@ -18,8 +18,8 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 Size = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-# Ray counts CPUs in units of 0.0001; what matters is only that the sum fits.
-MIN_CPUS = 0.01
+# A replica with less of a CPU than this would not answer Serve's health checks in time.
+MIN_CPUS = 0.05
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -30,11 +30,11 @@ class _Section(BaseModel):
 class ModelSection(_Section):
     """What is served. `source`: alias, folder, GGUF file, or hub id. `chat_template`: a file or the text."""
 
-    source: str = "smollm2"
+    source: Annotated[str, Field(min_length=1)] = "smollm2"
     revision: str | None = None
     served_name: str | None = None
     chat_template: str | None = None
-    max_model_len: Count | None = None
+    max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -97,12 +97,20 @@ class Config(_Section):
         return self.model.served_name or PurePath(self.model.source).name
 
     def shared_out(self, n_cpus: int) -> Self:
-        """This configuration with `replica.cpus` and `replica.threads` filled in, so that all fit on `n_cpus`."""
+        """This configuration with `replica.cpus` and `replica.threads` filled in, so that all fit on `n_cpus`.
+
+        Raises `ConfigError` where they cannot.
+        """
         n_replicas = self.server.replicas
         share = floor(100 * (n_cpus - self.server.gateways * self.gateway.cpus) / n_replicas) / 100
+        if self.replica.cpus is None and share < MIN_CPUS:
+            raise ConfigError(
+                f"server.replicas: {n_replicas} replicas leave {max(share, 0):.2f} CPUs to each, of {n_cpus}; "
+                f"each needs {MIN_CPUS}"
+            )
         replica = self.replica.model_copy(
             update={
-                "cpus": self.replica.cpus or max(share, MIN_CPUS),
+                "cpus": self.replica.cpus or share,
                 "threads": self.replica.threads or max(1, n_cpus // n_replicas),
             }
         )

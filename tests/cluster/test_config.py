@@ -102,6 +102,11 @@ def test_everything_fits_on_the_machine(n_cpus: int, n_replicas: int) -> None:
     assert config.replica.threads * n_replicas <= max(n_cpus, n_replicas)
 
 
+def test_more_replicas_than_the_machine_can_run_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^server\.replicas: 1000000 replicas leave 0\.00 CPUs to each"):
+        parse_config({"server": {"replicas": 1_000_000}}).shared_out(2)
+
+
 def test_what_the_user_asked_for_is_not_shared_out_anew() -> None:
     asked = parse_config({"replica": {"cpus": 0.3, "threads": 7}})
     assert asked.shared_out(2) == asked

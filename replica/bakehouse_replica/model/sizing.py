@@ -15,6 +15,8 @@ _DEFAULT_KV_SHARE = 0.25
 # Interpreter, torch, compiled kernels and the activations of a step: 600 MB measured for a 135M model.
 _WORKING_BYTES = 768 * 1024**2
 
+MIN_MODEL_LEN = 2  # a token of prompt and one of output
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -77,9 +79,10 @@ def choose_max_model_len(spec: ModelSpec, asked: int | None) -> int:
     """`asked`, or the model's own context length; `StartupError` where more is asked than the model can do."""
     if asked is None:
         return spec.context_length
-    if not 1 <= asked <= spec.context_length:
+    if not MIN_MODEL_LEN <= asked <= spec.context_length:
         raise StartupError(
-            f"--max-model-len is {asked}; it must be from 1 to the model's context length, {spec.context_length}"
+            f"--max-model-len is {asked}; it must be from {MIN_MODEL_LEN} to the model's context length, "
+            f"{spec.context_length}"
         )
     return asked
 
