@@ -35,6 +35,11 @@ class Stages:
             yield
         self._console.print(f"✓ {label} ({time.monotonic() - begun_s:.1f} s)", highlight=False)
 
+    def abandon(self) -> None:
+        """Leave the terminal usable where the process ends in the middle of a stage."""
+        self._console.show_cursor(True)
+        self._console.print()
+
     def note(self, text: str) -> None:
         """A line for the reader."""
         self._console.print(text, highlight=False, soft_wrap=True)

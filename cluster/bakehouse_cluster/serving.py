@@ -47,7 +47,7 @@ def serve(config: Config, stages: Stages) -> int:
             object_store_bytes=config.server.object_store,
         )
     )
-    interrupts = _Interrupts(ray.kill)
+    interrupts = _Interrupts(ray.kill, stages.abandon)
     interrupts.install()
     try:
         with ray:
@@ -68,8 +68,8 @@ def usable_cpus() -> int:
 class _Interrupts:
     """SIGINT and SIGTERM: the first raises `KeyboardInterrupt` in the main thread, the second ends the process."""
 
-    def __init__(self, kill: Callable[[], None]) -> None:
-        self._kill = kill
+    def __init__(self, *on_second: Callable[[], None]) -> None:
+        self._on_second = on_second
         self._signal: int | None = None
 
     @property
@@ -87,7 +87,8 @@ class _Interrupts:
         is_first, self._signal = self._signal is None, number
         if is_first:
             raise KeyboardInterrupt
-        self._kill()
+        for act in self._on_second:
+            act()
         os._exit(self.exit_status)
 
 

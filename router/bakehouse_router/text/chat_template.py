@@ -59,7 +59,7 @@ class ChatTemplate:
 
 
 # What a template raises by `raise_exception`, and what Python raises out of an expression in it.
-_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 def _role(message: ChatMessage, template: str) -> str:
