@@ -20,7 +20,8 @@ Size = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 # A replica with less of a CPU than this would not answer Serve's health checks in time.
 MIN_CPUS = 0.05
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -51,7 +52,7 @@ class ReplicaSection(_Section):
     max_sequences: Count = 64
     max_prefill_tokens: Count = 256
     max_waiting_requests: Count = 4096
-    cpus: Annotated[float, Field(gt=0)] | None = None
+    cpus: Cpus | None = None
     threads: Count | None = None
 
 
@@ -64,7 +65,7 @@ class GatewaySection(_Section):
     max_stops: Count = 16
     max_stop_chars: Count = 256
     keep_alive_s: Seconds = 5.0
-    cpus: Annotated[float, Field(gt=0)] = 0.1
+    cpus: Cpus = 0.1
 
 
 class ServerSection(_Section):
@@ -107,6 +108,11 @@ class Config(_Section):
             raise ConfigError(
                 f"server.replicas: {n_replicas} replicas leave {max(share, 0):.2f} CPUs to each, of {n_cpus}; "
                 f"each needs {MIN_CPUS}"
+            )
+        n_reserved = round(n_replicas * (self.replica.cpus or share) + self.server.gateways * self.gateway.cpus, 4)
+        if n_reserved > n_cpus:  # Ray would wait for ever for more
+            raise ConfigError(
+                f"replica.cpus and gateway.cpus reserve {n_reserved:g} CPUs; this machine has {n_cpus}"
             )
         replica = self.replica.model_copy(
             update={

@@ -107,6 +107,18 @@ def test_more_replicas_than_the_machine_can_run_are_refused() -> None:
         parse_config({"server": {"replicas": 1_000_000}}).shared_out(2)
 
 
+@pytest.mark.parametrize("asked", [{"replica": {"cpus": 2}}, {"replica": {"cpus": 1}, "server": {"replicas": 2}}])
+def test_more_cpus_than_there_are_are_refused(asked: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"reserve 2\.1 CPUs; this machine has 2"):
+        parse_config(asked).shared_out(2)
+
+
+@pytest.mark.parametrize("wrong", [{"replica": {"cpus": float("inf")}}, {"server": {"drain_s": float("inf")}}])
+def test_an_infinite_amount_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="finite number"):
+        parse_config(wrong)
+
+
 def test_what_the_user_asked_for_is_not_shared_out_anew() -> None:
     asked = parse_config({"replica": {"cpus": 0.3, "threads": 7}})
     assert asked.shared_out(2) == asked
