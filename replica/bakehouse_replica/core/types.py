@@ -66,6 +66,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("n", "max_tokens", "min_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, int), name, value, "an integer")
         _require(self.n >= 1, "n", self.n, "at least 1")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
@@ -250,7 +253,7 @@ class SchedulingPolicy:
 
     max_model_len: int
     max_prefill_tokens: int = 512
-    long_prefill_tokens: int = 2048
+    long_prefill_tokens: int = 256
     max_long_prefills: int = 1
     max_waiting_requests: int = 4096
 

@@ -119,6 +119,18 @@ def test_a_refused_admission_leaves_nothing_changed() -> None:
     assert after.n_held_blocks == before.n_held_blocks + 1, "the running sequence's own new block"
 
 
+@pytest.mark.parametrize("n_long", [600, 1000, 2000, 2100])
+def test_c62_short_prompts_do_not_wait_for_one_of_a_few_steps(n_long: int) -> None:
+    driver = make_driver(n_blocks=500, max_step_tokens=512, policy=SchedulingPolicy(max_model_len=4096))
+    driver.add(make_request("long", [index % 50 for index in range(n_long)], max_tokens=1))
+    for index in range(4):
+        driver.add(make_request(f"short{index}", [index, 1, 2]))
+    for _ in range(2):  # the first step is the long prompt's alone
+        driver.step()
+    assert [len(driver.outcome(f"short{index}").token_ids) for index in range(4)] == [1] * 4
+    driver.run()
+
+
 def test_c62_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     policy = SchedulingPolicy(max_model_len=200_000)
     driver = make_driver(n_blocks=9_000, max_step_tokens=512, policy=policy)
