@@ -29,12 +29,16 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """What is served. `source`: alias, folder, GGUF file, or hub id. `chat_template`: a file or the text."""
+    """What is served. `source`: alias, folder, GGUF file, or hub id. `chat_template`: a file or the text.
+
+    `tool_format`: how the model writes tool calls; `auto` goes by its chat template.
+    """
 
     source: Annotated[str, Field(min_length=1)] = "smollm2"
     revision: str | None = None
     served_name: str | None = None
     chat_template: str | None = None
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -57,22 +61,42 @@ class ReplicaSection(_Section):
 
 
 class GatewaySection(_Section):
-    """Limits on what clients may send, and what one gateway reserves."""
+    """Limits on what clients may send, who may send it, and what one gateway reserves.
+
+    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call.
+    """
 
     max_body: Size = ByteSize(8 * 1024 * 1024)
     max_choices: Count = 16
     max_prompts: Count = 64
     max_stops: Count = 16
     max_stop_chars: Count = 256
+    max_logprobs: Count = 20
+    max_listed_tokens: Count = 1024
+    max_schema: Size = ByteSize(64 * 1024)
+    max_schema_depth: Count = 32
+    max_tools: Count = 128
+    max_queued_requests: Count = 1024
+    max_queued_tokens: Count = 1_000_000
+    keys: Path | None = None
+    open_metrics: bool = False
+    cors_origins: tuple[str, ...] = ()
+    ignore_unknown_fields: bool = False
     keep_alive_s: Seconds = 5.0
     cpus: Cpus = 0.1
 
 
 class ServerSection(_Section):
-    """Where and how wide the server runs. `host`, `port` and `object_store` matter to a local server only."""
+    """Where and how wide the server runs.
+
+    `host`, the ports, `object_store` and `allow_unauthenticated` matter to a local server only. `grpc_port` None
+    offers no gRPC. `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    allow_unauthenticated: bool = False
     replicas: Count = 1
     gateways: Count = 1
     drain_s: Seconds = 30.0
@@ -146,11 +170,23 @@ class Config(_Section):
             source=self.source,
             served_name=self.model.served_name,
             chat_template=_template_text(self.model.chat_template),
+            tool_format=self.model.tool_format,
             max_body_bytes=self.gateway.max_body,
             max_choices=self.gateway.max_choices,
             max_prompts=self.gateway.max_prompts,
             max_stops=self.gateway.max_stops,
             max_stop_chars=self.gateway.max_stop_chars,
+            max_logprobs=self.gateway.max_logprobs,
+            max_listed_tokens=self.gateway.max_listed_tokens,
+            max_schema_bytes=self.gateway.max_schema,
+            max_schema_depth=self.gateway.max_schema_depth,
+            max_tools=self.gateway.max_tools,
+            max_queued_requests=self.gateway.max_queued_requests,
+            max_queued_tokens=self.gateway.max_queued_tokens,
+            keys_path=self.gateway.keys,
+            opens_metrics=self.gateway.open_metrics,
+            cors_origins=self.gateway.cors_origins,
+            ignores_unknown_fields=self.gateway.ignore_unknown_fields,
             keep_alive_s=self.gateway.keep_alive_s,
         )
 

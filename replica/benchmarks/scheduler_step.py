@@ -8,6 +8,7 @@ from time import process_time
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
     Capacity,
+    Draw,
     Request,
     Sampled,
     SamplingParams,
@@ -25,7 +26,7 @@ PROMPT_LENGTHS = (16, 256, 1024)
 
 def _result(plan: StepPlan) -> StepResult:
     sampled = tuple(
-        Sampled(sequence_id=chunk.sequence_id, token_ids=(plan.step % 1000,))
+        Sampled(sequence_id=chunk.sequence_id, draws=(Draw(token_ids=(plan.step % 1000,)),))
         for chunk in plan.chunks
         if chunk.sample
     )

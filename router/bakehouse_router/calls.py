@@ -4,15 +4,15 @@ Every entry (HTTP today) speaks in `Call`s, so that all of them check and fill i
 """
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 from bakehouse_replica.core.errors import ContextTooLong, InvalidRequest
-from bakehouse_replica.core.types import ReplicaCard, Request, SamplingParams
+from bakehouse_replica.core.types import Grammar, ReplicaCard, Request, SamplingParams
 
 from bakehouse_router.settings import GatewaySettings
-from bakehouse_router.text.chat_template import ChatMessage
+from bakehouse_router.text.messages import ChatMessage, Tool
 
 Given = TypeVar("Given")
 
@@ -21,7 +21,10 @@ Given = TypeVar("Given")
 class GenerationOptions:
     """How to generate; None takes the model's default. `top_k` 0 keeps the whole vocabulary.
 
-    `max_tokens_field`: what the client called it, for error messages.
+    `max_tokens_field`: what the client called it, for error messages. `keeps_stop`: the text that ended a choice
+    (stop string or the text of a stop id) stays in its output. `bad_words` are texts; the gateway encodes them.
+    `reports_tokens`: the client wants to see token ids, so text is released token by token. `timeout_s` counts
+    from the moment the call was received. `tenant` is who pays, by the key; `user` is what the client says.
     """
 
     n: int | None = None
@@ -38,28 +41,60 @@ class GenerationOptions:
     seed: int | None = None
     stops: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    keeps_stop: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    reports_tokens: bool = False
+    timeout_s: float | None = None
+    user: str = ""
     tenant: str = ""
     priority: int = 0
     cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of a chat and which of them must be called.
+
+    `choice`: `none`, `auto`, `required` (at least one of them), or `named` (the one tool `name`).
+    """
+
+    tools: tuple[Tool, ...]
+    choice: Literal["none", "auto", "required", "named"] = "auto"
+    name: str | None = None
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """Answer the last of these messages."""
+    """Answer the last of these messages, or go on writing it where `continues_last`.
+
+    `opens_answer`: the template writes the beginning of the assistant's turn. `template_variables` are passed to
+    the template by name.
+    """
 
     model: str
     messages: tuple[ChatMessage, ...]
     options: GenerationOptions
+    tool_use: ToolUse | None = None
+    opens_answer: bool = True
+    continues_last: bool = False
+    template_variables: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """Continue each of these prompts: text, or token ids."""
+    """Continue each of these prompts: text, or token ids. `echoes`: the answer begins with the prompt."""
 
     model: str
     prompts: tuple[str | tuple[int, ...], ...]
     options: GenerationOptions
+    echoes: bool = False
 
 
 Call = ChatCall | CompletionCall

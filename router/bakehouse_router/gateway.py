@@ -73,8 +73,8 @@ class Gateway:
         """
         self.check_model(call.model)
         check_bounds(call, self.settings)
-        if call.options.tenant:
-            logger.info("request %s is of user %r", call_id, call.options.tenant)
+        if call.options.user:
+            logger.info("request %s is of user %r", call_id, call.options.user)
         card = await self.serving_card()
         prompts = await self._encode(call, card)
         options = call.options

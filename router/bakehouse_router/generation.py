@@ -17,7 +17,7 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 
-from bakehouse_router.text.stream import TextStream
+from bakehouse_router.text.stream import OutputToken, TextStream
 
 # After the last terminal delta a stream ends by itself at once; closing it before that would count as a cancel.
 _END_GRACE_S = 0.05
@@ -37,10 +37,15 @@ class RequestDispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPiece:
-    """New text of one choice; the last piece carries `finish`, and possibly no text."""
+    """New text of one choice; the last piece carries `finish`, and possibly no text.
+
+    `tokens`: those whose text has been released in full by now and was not before, where the call asked for token
+    ids or logprobs; then `text` is the text of exactly these. An echoed prompt is the first piece of each choice.
+    """
 
     choice: int
     text: str
+    tokens: tuple[OutputToken, ...] = ()
     finish: FinishReason | None = None
 
 
@@ -64,7 +69,7 @@ def _error_of(failure: Failure) -> BakehouseError:
     match failure.kind:
         case FailureKind.DEADLINE:
             return DeadlineExceeded(failure.message)
-        case FailureKind.NO_ROOM:
+        case FailureKind.NO_ROOM | FailureKind.GRAMMAR:
             return InvalidRequest(failure.message)
         case FailureKind.ENGINE:
             return EngineDead(failure.message)

@@ -1,6 +1,8 @@
 """What a gateway is told at start; built by `bakehouse_cluster.config`, read here and nowhere else."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from bakehouse_replica.core.types import ModelSource
 
@@ -9,18 +11,35 @@ from bakehouse_replica.core.types import ModelSource
 class GatewaySettings:
     """One gateway's model and limits.
 
-    `chat_template`: a Jinja template's text that replaces the model's own. `keep_alive_s`: a waiting stream
-    sends a comment after each such pause. `max_choices` bounds `n`, `max_prompts` the prompts of one call,
-    `max_stops` the list of stop strings.
+    `chat_template`: a Jinja template's text that replaces the model's own. `tool_format`: how the model writes
+    tool calls, `auto` by its template. `keep_alive_s`: a waiting stream sends a comment after each such pause.
+    `max_choices` bounds `n`, `max_prompts` the prompts of one call, `max_stops` the list of stop strings,
+    `max_logprobs` the alternatives at each token, `max_schema_bytes` and `max_schema_depth` a JSON schema or
+    grammar, `max_listed_tokens` the ids of `logit_bias`, `allowed_token_ids`, `stop_token_ids` and `bad_words`.
+    `max_queued_requests` and `max_queued_tokens` bound what waits for its first token. `keys_path` None asks
+    nobody for a key; `opens_metrics` shows `/metrics` without one. `ignores_unknown_fields` lists unknown fields
+    in a header of the reply instead of refusing them.
     """
 
     source: ModelSource = field(default_factory=ModelSource)
     served_name: str | None = None
     chat_template: str | None = None
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
     max_body_bytes: int = 8 * 1024 * 1024
     max_choices: int = 16
     max_prompts: int = 64
     max_stops: int = 16
     max_stop_chars: int = 256
+    max_logprobs: int = 20
+    max_listed_tokens: int = 1024
+    max_schema_bytes: int = 64 * 1024
+    max_schema_depth: int = 32
+    max_tools: int = 128
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1_000_000
+    keys_path: Path | None = None
+    opens_metrics: bool = False
+    cors_origins: tuple[str, ...] = ()
+    ignores_unknown_fields: bool = False
     keep_alive_s: float = 5.0
     status_period_s: float = 0.5

@@ -97,7 +97,7 @@ def naive_generate(request: Request, max_model_len: int) -> list[Outcome]:
                 )
                 chunk = Chunk(sequence_id=0, token_ids=tokens, start=0, block_ids=(0,), sample=sample)
                 result = executor.execute(StepPlan(step=0, copies=(), chunks=(chunk,)))
-                outcome.token_ids += result.sampled[0].token_ids
+                outcome.token_ids += result.sampled[0].draws[0].token_ids
         outcomes.append(outcome)
     return outcomes
 

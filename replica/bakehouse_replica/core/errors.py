@@ -5,6 +5,7 @@
     │   ├── UnknownModel          the model is not served here                         HTTP 404
     │   ├── ContextTooLong        prompt and output do not fit the context             HTTP 400
     │   └── RequestTooLarge       the body is over the limit                           HTTP 413
+    ├── Unauthenticated           no key, or one that nobody has                       HTTP 401
     ├── Overloaded                no room now, come back later                         HTTP 429
     ├── DeadlineExceeded          the request's own time ran out                       HTTP 408
     ├── Unavailable               nobody serves at the moment                          HTTP 503
@@ -47,6 +48,10 @@ class ContextTooLong(InvalidRequest):
 
 class RequestTooLarge(InvalidRequest):
     """The request's body is over the limit."""
+
+
+class Unauthenticated(BakehouseError):
+    """The caller has given no key, or one that is not known here."""
 
 
 class Overloaded(BakehouseError):

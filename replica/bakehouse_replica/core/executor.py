@@ -6,19 +6,27 @@ The driver owns time; an executor owns the KV cache and nothing else. One confor
 
 from typing import Protocol
 
-from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Carries out step plans, one at a time, from one thread."""
+    """Carries out step plans, one at a time, from one thread; only `prepare` may be called from others."""
 
     @property
     def capacity(self) -> Capacity:
         """What it can hold and do in one step; constant."""
         ...
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Make ready what these parameters need besides weights (a compiled grammar); may take seconds.
+
+        Called from any thread before a request is added, while steps run. Raises `InvalidRequest` where they ask
+        for what this executor cannot do.
+        """
+        ...
+
     def execute(self, plan: StepPlan) -> StepResult:
-        """Do the plan's copies, then write and attend all chunks, then draw the samples.
+        """Do the plan's copies, then write and attend all chunks, then score and draw.
 
         Chunks of one plan never read each other's new positions. Raises whatever broke: the engine then
         fails all its requests, because the KV cache can no longer be trusted.

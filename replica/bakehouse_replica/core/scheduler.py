@@ -55,6 +55,7 @@ from bakehouse_replica.core.sequence import Call, Sequence, Status
 from bakehouse_replica.core.types import (
     BlockCopy,
     Capacity,
+    Draw,
     Failure,
     FailureKind,
     FinishReason,
@@ -176,7 +177,7 @@ class Scheduler:
         flight = self._flight
         assert flight is not None, f"step {result.step} is not in flight; no step is"
         expected = [(c.sequence_id, len(c.sample.seeds)) for c in flight.plan.chunks if c.sample is not None]
-        found = [(sampled.sequence_id, len(sampled.token_ids)) for sampled in result.sampled]
+        found = [(sampled.sequence_id, len(sampled.draws)) for sampled in result.sampled]
         assert (result.step, found) == (flight.plan.step, expected), (
             f"step {flight.plan.step} wants tokens of {expected}; the result of step {result.step} has {found}"
         )
@@ -186,11 +187,11 @@ class Scheduler:
         sampled_in_order = iter(result.sampled)
         deltas: list[TokenDelta] = []
         for chunk, sequence in zip(flight.plan.chunks, flight.sequences, strict=True):
-            token_ids = () if chunk.sample is None else next(sampled_in_order).token_ids
+            draws = () if chunk.sample is None else next(sampled_in_order).draws
             if sequence.status is not Status.ENDED:
                 sequence.n_computed += len(chunk.token_ids)
                 self._roster.register(sequence)
-                deltas += self._extend(sequence, token_ids)
+                deltas += self._extend(sequence, draws)
         return deltas
 
     def take_deltas(self) -> list[TokenDelta]:
@@ -340,15 +341,15 @@ class Scheduler:
         running = self._roster.running
         return Room.beside(running[:n_staying], self._pool, self._n_slots, leaving=running[n_staying:])
 
-    def _extend(self, sequence: Sequence, token_ids: tuple[int, ...]) -> list[TokenDelta]:
-        """Appends the tokens drawn for a sequence, one for each of its choices, and forks it if it must."""
-        if not token_ids:
+    def _extend(self, sequence: Sequence, draws: tuple[Draw, ...]) -> list[TokenDelta]:
+        """Appends what was drawn for a sequence, a draw for each of its choices, and forks it if it must."""
+        if not draws:
             return []
         deltas: list[TokenDelta] = []
-        for choice, token_id in zip(self._roster.fork(sequence), token_ids, strict=True):
-            choice.tokens.append(token_id)
+        for choice, draw in zip(self._roster.fork(sequence), draws, strict=True):
+            choice.tokens += draw.token_ids
             reason = choice.finish_reason()
-            deltas += choice.deltas((token_id,), reason)
+            deltas += choice.deltas(draw.token_ids, reason)
             if reason is not None:
                 self._forget(choice)
         return deltas

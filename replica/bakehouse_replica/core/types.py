@@ -25,6 +25,7 @@ class FailureKind(StrEnum):
 
     DEADLINE = "deadline"
     NO_ROOM = "no_room"  # its KV cache cannot fit in the whole pool
+    GRAMMAR = "grammar"  # its constraint broke while it ran; its neighbours go on
     ENGINE = "engine"  # the executor failed: our bug or the machine's
 
 
@@ -41,6 +42,22 @@ def _require(condition: bool, param: str, value: object, limit: str) -> None:
         raise InvalidRequest(f"{param} is {value!r}; it must be {limit}", param)
 
 
+class GrammarKind(StrEnum):
+    """In what a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
+    REGEX = "regex"
+    LARK = "lark"  # llguidance's dialect of Lark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the whole output must match."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose output tokens. Raises `InvalidRequest` (a `ValueError`) naming the field and its limit.
@@ -49,7 +66,14 @@ class SamplingParams:
     whoever builds the `Request`, so it is always an int in the core. `stop_token_ids` end a choice and belong
     to its output ids; the model's end-of-sequence ids are merged in by whoever builds the `Request`, unless
     the user ignores them. No stop id is sampled before `min_tokens`. `repetition_penalty` counts prompt and
-    output, the other two count output only.
+    output, the other two count output only. `max_tokens` 0 computes the prompt and draws nothing.
+
+    `logprobs`: with each output token its log-probability, and those of so many best tokens; `prompt_logprobs`
+    the same for each prompt token but the first. Both are the model's own, before any of the adjustments here.
+    `logit_bias`: (token id, what is added to its logit). `allowed_token_ids`: nothing else is drawn, except stop
+    ids. `bad_words_ids`: sequences of ids, the last of which is never drawn where it would complete one within
+    the output. `grammar` constrains the output as a whole; where nothing may follow any more, the choice ends
+    with `STOP`.
     """
 
     n: int = 1
@@ -64,13 +88,20 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n", "max_tokens", "min_tokens", "top_k", "seed"):
+        for name in ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, int), name, value, "an integer")
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            _require(value is None or is_integer, name, value, "an integer")
         _require(self.n >= 1, "n", self.n, "at least 1")
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
@@ -98,11 +129,38 @@ class SamplingParams:
             self.stop_token_ids,
             "non-negative token ids",
         )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, name, value, "at least 0")
+        _require(
+            all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias),
+            "logit_bias",
+            self.logit_bias,
+            "non-negative token ids with numbers between -100 and 100",
+        )
+        _require(
+            self.allowed_token_ids is None
+            or (bool(self.allowed_token_ids) and all(token >= 0 for token in self.allowed_token_ids)),
+            "allowed_token_ids",
+            self.allowed_token_ids,
+            "at least one non-negative token id",
+        )
+        _require(
+            all(word and all(token >= 0 for token in word) for word in self.bad_words_ids),
+            "bad_words_ids",
+            self.bad_words_ids,
+            "non-empty sequences of non-negative token ids",
+        )
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the sampler needs the ids generated so far."""
+        """Whether the sampler needs the ids of prompt and output."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether the sampler needs the ids generated so far."""
+        return self.has_penalties or self.grammar is not None or bool(self.bad_words_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +190,32 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Asks for `len(seeds)` tokens to be drawn after the last position of a chunk.
+    """Asks for a draw after the last position of a chunk for each of `seeds`.
 
-    More than one seed stands only on the step that forks a request into its choices. `output_index` is the
-    output index of the token to draw. `prompt_ids` and `output_ids` are empty unless `params.has_penalties`.
+    More than one seed stands only on the step that forks a request into its choices, which are `choice`,
+    `choice + 1`, …. `output_index` is the output index of the token to draw. `prompt_ids` is empty unless
+    `params.has_penalties`, `output_ids` unless `params.needs_output`.
     """
 
     params: SamplingParams
     seeds: tuple[int, ...]
     output_index: int
+    choice: int = 0
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Asks for the log-probabilities of prompt tokens that a chunk's rows predict.
+
+    Row `first_row + i` of the chunk predicts `target_ids[i]`, which stands one position further on. With each
+    come the `n_top` best tokens.
+    """
+
+    first_row: int
+    target_ids: tuple[int, ...]
+    n_top: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +231,7 @@ class Chunk:
     start: int
     block_ids: tuple[int, ...]
     sample: Sample | None = None
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,20 +252,58 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely one token was in its place: natural logarithm, and rank from 1.
+
+    `top`: the best tokens there as (token id, log-probability), best first; as many as were asked for.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What a step yields for one choice: one token, or several where it could look ahead.
+
+    `logprobs` has one entry for each token where they were asked for, else none. `is_complete`: nothing may
+    follow these tokens. `failure`: why this choice, and no other, cannot go on.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    is_complete: bool = False
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """The tokens drawn for one sequence, in the order of its `Sample.seeds`."""
+    """The draws for one sequence, in the order of its `Sample.seeds`."""
 
     sequence_id: int
-    token_ids: tuple[int, ...]
+    draws: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The log-probabilities of one chunk's `Score.target_ids`, in their order."""
+
+    sequence_id: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step produced: one `Sampled` for each chunk whose `sample` is given, in the plan's order."""
+    """What a step produced, in the plan's order.
+
+    One `Sampled` for each chunk whose `sample` is given, one `Scored` for each whose `score` is.
+    """
 
     step: int
     sampled: tuple[Sampled, ...]
     elapsed_s: float
+    scored: tuple[Scored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +323,16 @@ class TokenDelta:
     """New output ids of one choice, from output index `start` on.
 
     The first and the last delta of a choice carry `usage`, counted up to that delta; the last carries `finish`.
+    `logprobs` has one entry for each token where the request asked for them, else none. `prompt_logprobs` come
+    once, with the first delta of choice 0: one entry for each prompt token but the first.
     """
 
     request_id: str
     choice: int
     start: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     usage: Usage | None = None
     failure: Failure | None = None

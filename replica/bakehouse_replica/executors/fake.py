@@ -11,7 +11,17 @@ from array import array
 from collections.abc import Callable
 from time import perf_counter
 
-from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Sampled, StepPlan, StepResult
+from bakehouse_replica.core.types import (
+    BlockCopy,
+    Capacity,
+    Chunk,
+    Draw,
+    Sample,
+    Sampled,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 
 _UNWRITTEN = -1  # no position is negative
 
@@ -44,6 +54,9 @@ class FakeExecutor:
         """What it was told to have."""
         return self._capacity
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Nothing to make ready."""
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Stores, reads back and draws. Asserts that each chunk reads its own past, in order and complete."""
         begun_at = perf_counter()
@@ -57,7 +70,8 @@ class FakeExecutor:
         for chunk in plan.chunks:
             history = self._read(chunk)
             if chunk.sample is not None:
-                sampled.append(Sampled(sequence_id=chunk.sequence_id, token_ids=self._draw(history, chunk.sample)))
+                draws = tuple(Draw(token_ids=(id_,)) for id_ in self._draw(history, chunk.sample))
+                sampled.append(Sampled(sequence_id=chunk.sequence_id, draws=draws))
         return StepResult(step=plan.step, sampled=tuple(sampled), elapsed_s=perf_counter() - begun_at)
 
     def close(self) -> None:

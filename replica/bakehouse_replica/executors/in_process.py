@@ -9,7 +9,7 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, StepResult
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
 from bakehouse_replica.model.sizing import available_memory_bytes, plan_memory
@@ -34,6 +34,9 @@ class InProcessExecutor:
     def capacity(self) -> Capacity:
         """What it was built with."""
         return self._capacity
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Nothing to make ready."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One step of the model."""

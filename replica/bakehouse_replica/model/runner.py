@@ -4,7 +4,7 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
 
-from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, SamplingParams, StepPlan
+from bakehouse_replica.core.types import BlockCopy, Chunk, Draw, Sample, Sampled, SamplingParams, StepPlan
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.sampler import draw
@@ -38,7 +38,7 @@ class Runner:
             [chunk.start + len(chunk.token_ids) for chunk, _ in asked],
         )
         return tuple(
-            Sampled(sequence_id=chunk.sequence_id, token_ids=token_ids)
+            Sampled(sequence_id=chunk.sequence_id, draws=tuple(Draw(token_ids=(id_,)) for id_ in token_ids))
             for (chunk, _), token_ids in zip(asked, drawn, strict=True)
         )
 

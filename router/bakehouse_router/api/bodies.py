@@ -4,7 +4,7 @@ from bakehouse_replica.core.errors import InvalidRequest
 
 from bakehouse_router.api.schema import ChatBody, CompletionBody, GenerationBody
 from bakehouse_router.calls import ChatCall, CompletionCall, GenerationOptions
-from bakehouse_router.text.chat_template import ChatMessage
+from bakehouse_router.text.messages import ChatMessage
 
 
 def _options(body: GenerationBody, max_tokens: int | None, max_tokens_field: str) -> GenerationOptions:
@@ -24,7 +24,7 @@ def _options(body: GenerationBody, max_tokens: int | None, max_tokens_field: str
         stops=body.stop or (),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        tenant=body.user or "",
+        user=body.user or "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )

@@ -1,4 +1,4 @@
-"""One table: each of our errors → HTTP status and OpenAI error type and code; and the envelope they travel in.
+"""One table: each of our errors → HTTP status, gRPC status, OpenAI error type and code; and the envelope.
 
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -15,6 +15,7 @@ from bakehouse_replica.core.errors import (
     InvalidRequest,
     Overloaded,
     RequestTooLarge,
+    Unauthenticated,
     Unavailable,
     UnknownModel,
 )
@@ -30,6 +31,7 @@ class Problem:
     """An error as a client sees it."""
 
     status: int
+    grpc_status: str
     message: str
     type: str
     code: str | None = None
@@ -47,15 +49,17 @@ class Problem:
 
 
 # The first row whose class fits counts, so subclasses stand before their bases.
-_TABLE: tuple[tuple[type[BakehouseError], int, str, str | None], ...] = (
-    (UnknownModel, 404, INVALID_REQUEST, "model_not_found"),
-    (RequestTooLarge, 413, INVALID_REQUEST, "request_too_large"),
-    (ContextTooLong, 400, INVALID_REQUEST, "context_length_exceeded"),
-    (InvalidRequest, 400, INVALID_REQUEST, "invalid_request"),
-    (Overloaded, 429, "rate_limit_error", "overloaded"),
-    (DeadlineExceeded, 408, "timeout_error", "deadline_exceeded"),
-    (EngineDead, 503, SERVER_ERROR, "engine_dead"),
-    (Unavailable, 503, SERVER_ERROR, "unavailable"),
+# gRPC statuses are the names of `grpc.StatusCode`.
+_TABLE: tuple[tuple[type[BakehouseError], int, str, str, str | None], ...] = (
+    (UnknownModel, 404, "NOT_FOUND", INVALID_REQUEST, "model_not_found"),
+    (RequestTooLarge, 413, "INVALID_ARGUMENT", INVALID_REQUEST, "request_too_large"),
+    (ContextTooLong, 400, "INVALID_ARGUMENT", INVALID_REQUEST, "context_length_exceeded"),
+    (InvalidRequest, 400, "INVALID_ARGUMENT", INVALID_REQUEST, "invalid_request"),
+    (Unauthenticated, 401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key"),
+    (Overloaded, 429, "RESOURCE_EXHAUSTED", "rate_limit_error", "overloaded"),
+    (DeadlineExceeded, 408, "DEADLINE_EXCEEDED", "timeout_error", "deadline_exceeded"),
+    (EngineDead, 503, "UNAVAILABLE", SERVER_ERROR, "engine_dead"),
+    (Unavailable, 503, "UNAVAILABLE", SERVER_ERROR, "unavailable"),
 )
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -70,10 +74,11 @@ def _retry_after_s(error: BakehouseError) -> int | None:
 def problem_of(error: Exception, request_id: str) -> Problem:
     """How `error` is told to the client. What is not one of ours is told by the request id only."""
     if isinstance(error, BakehouseError):
-        for kind, status, type_, code in _TABLE:
+        for kind, status, grpc_status, type_, code in _TABLE:
             if isinstance(error, kind):
                 return Problem(
                     status=status,
+                    grpc_status=grpc_status,
                     message=error.message,
                     type=type_,
                     code=code,
@@ -83,12 +88,14 @@ def problem_of(error: Exception, request_id: str) -> Problem:
     if isinstance(error, HTTPException):
         return Problem(
             status=error.status_code,
+            grpc_status="INVALID_ARGUMENT",
             message=error.detail or HTTPStatus(error.status_code).phrase,
             type=INVALID_REQUEST,
             code=_HTTP_CODES.get(error.status_code),
         )
     return Problem(
         status=500,
+        grpc_status="INTERNAL",
         message=f"an internal error ended this request; the log tells more under its id {request_id}",
         type=SERVER_ERROR,
         code="internal_error",

@@ -2,24 +2,16 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import jinja2
 from bakehouse_replica.core.errors import InvalidRequest, StartupError
 from transformers import PreTrainedTokenizerBase
 
+from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
-    """One turn; its content is plain text."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
 
 
 class ChatTemplate:

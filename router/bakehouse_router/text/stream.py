@@ -7,9 +7,24 @@ only the bytes of an unfinished character and a tail that is a proper prefix of 
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bakehouse_replica.core.types import TokenLogprob
 
 from bakehouse_router.text.stops import StopMatcher
 from bakehouse_router.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputToken:
+    """One token of an answer. `text_offset`: characters of the answer before it, an echoed prompt included.
+
+    `logprob` None: not asked for, or the first token of a prompt, which nothing predicts.
+    """
+
+    token_id: int
+    text_offset: int
+    logprob: TokenLogprob | None = None
 
 
 class TextStream:

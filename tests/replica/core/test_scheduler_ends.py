@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.scheduler import REMEMBERED_IDS, Scheduler
-from bakehouse_replica.core.types import Capacity, FailureKind, FinishReason, Sampled, StepResult
+from bakehouse_replica.core.types import Capacity, Draw, FailureKind, FinishReason, Sampled, StepResult
 from driving import POLICY, make_driver, make_request, naive_generate
 
 
@@ -170,11 +170,11 @@ def test_illegal_calls_raise_and_change_nothing() -> None:
         before = scheduler.load()
         with pytest.raises(AssertionError, match="is in flight"):
             scheduler.plan(0.0)
-        right = Sampled(sequence_id=0, token_ids=(1, 2))
+        right = Sampled(sequence_id=0, draws=(Draw(token_ids=(1,)), Draw(token_ids=(2,))))
         for step, sampled in (
             (7, (right,)),
             (0, ()),
-            (0, (replace(right, token_ids=(1,)),)),
+            (0, (replace(right, draws=right.draws[:1]),)),
             (0, (replace(right, sequence_id=5),)),
             (0, (right, right)),
         ):

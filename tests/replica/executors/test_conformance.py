@@ -93,6 +93,11 @@ def executor(make_executor: Callable[[Capacity], Executor]) -> Executor:
     return make_executor(CAPACITY)
 
 
+def ids_drawn(result: StepResult) -> list[tuple[int, ...]]:
+    """Per sampled chunk, the one token of each draw."""
+    return [tuple(draw.token_ids[0] for draw in sampled.draws) for sampled in result.sampled]
+
+
 def sample_at(output_index: int, params: SamplingParams = GREEDY, seeds: tuple[int, ...] = (0,)) -> Sample:
     return Sample(params=params, seeds=seeds, output_index=output_index)
 
@@ -117,7 +122,7 @@ def run(executor: Executor, *chunks: Chunk, copies: tuple[BlockCopy, ...] = (), 
 
 
 def drawn(executor: Executor, chunk: Chunk, copies: tuple[BlockCopy, ...] = ()) -> tuple[int, ...]:
-    return run(executor, chunk, copies=copies).sampled[0].token_ids
+    return ids_drawn(run(executor, chunk, copies=copies))[0]
 
 
 def cold(make_executor: Callable[[Capacity], Executor], tokens: tuple[int, ...]) -> int:
@@ -141,7 +146,7 @@ def test_the_greedy_id_does_not_depend_on_chunking(
         sample = sample_at(0) if end == N_PROMPT else None
         result = run(executor, chunk_of(PROMPT[:end], start=start, sample=sample))
         assert len(result.sampled) == (sample is not None)
-    assert result.sampled[0].token_ids == (cold(make_executor, PROMPT),)
+    assert ids_drawn(result)[0] == (cold(make_executor, PROMPT),)
 
 
 def test_the_greedy_id_does_not_depend_on_block_ids(
@@ -160,7 +165,7 @@ def test_the_greedy_id_does_not_depend_on_neighbours(
         chunk_of(PROMPT, sample=sample_at(0)),
         chunk_of(OTHER_PROMPT, start=6, blocks=OTHER_BLOCKS, sequence_id=1, sample=sample_at(0)),
     )
-    assert [sampled.token_ids[0] for sampled in result.sampled] == [
+    assert [drawn_ids[0] for drawn_ids in ids_drawn(result)] == [
         cold(make_executor, PROMPT),
         cold(make_executor, OTHER_PROMPT),
     ]
@@ -199,7 +204,7 @@ def test_copies_happen_before_anything_is_written(
         chunk_of(theirs, start=N_PROMPT, blocks=(*BLOCKS[:2], own_tail), sequence_id=1, sample=sample_at(1)),
         copies=(BlockCopy(source=tail, target=own_tail),),
     )
-    assert [sampled.token_ids[0] for sampled in result.sampled] == [
+    assert [drawn_ids[0] for drawn_ids in ids_drawn(result)] == [
         cold(make_executor, ours),
         cold(make_executor, theirs),
     ]
@@ -256,7 +261,7 @@ def test_results_come_in_the_plan_s_order_and_only_for_chunks_that_ask(executor:
         step=17,
     )
     assert result.step == 17
-    assert [(sampled.sequence_id, len(sampled.token_ids)) for sampled in result.sampled] == [(30, 1), (10, 2)]
+    assert [(sampled.sequence_id, len(sampled.draws)) for sampled in result.sampled] == [(30, 1), (10, 2)]
     assert result.elapsed_s >= 0
 
 

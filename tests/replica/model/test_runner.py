@@ -4,7 +4,7 @@ import pytest
 import torch
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
-from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, SamplingParams, StepPlan
+from bakehouse_replica.core.types import BlockCopy, Chunk, Draw, Sample, Sampled, SamplingParams, StepPlan
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -78,7 +78,7 @@ def test_the_noise_is_that_of_the_position_where_the_new_token_will_stand(decode
     logits_RV = decoder.forward(build_batch((chunk,), block_size=4, device=CPU), new_cache())
     (token_ids,) = draw(logits_RV, [chunk.sample], [len(PROMPT)])
     found = runner_of(decoder, new_cache()).run(plan_of(chunk))
-    assert found == (Sampled(sequence_id=8, token_ids=token_ids),)
+    assert found == (Sampled(sequence_id=8, draws=tuple(Draw(token_ids=(id_,)) for id_ in token_ids)),)
 
 
 def test_warming_up_changes_no_result(decoder: Decoder) -> None:

@@ -20,8 +20,20 @@ from transformers import (
 VOCABULARY = 2000
 
 
-def sample_of(params: SamplingParams, *seeds: int, output_index: int = 0, **history: tuple[int, ...]) -> Sample:
-    return Sample(params=params, seeds=seeds or (0,), output_index=output_index, **history)
+def sample_of(
+    params: SamplingParams,
+    *seeds: int,
+    output_index: int = 0,
+    prompt_ids: tuple[int, ...] = (),
+    output_ids: tuple[int, ...] = (),
+) -> Sample:
+    return Sample(
+        params=params,
+        seeds=seeds or (0,),
+        output_index=output_index,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+    )
 
 
 def random_logits(n_rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:

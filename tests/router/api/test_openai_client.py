@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from bakehouse_replica.core.types import Request, SamplingParams
 from bakehouse_replica.engine import Engine
-from bakehouse_router.text.chat_template import ChatMessage
+from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
 from gateways import END_ID, MODEL, fake_engine, served

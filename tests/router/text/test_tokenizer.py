@@ -7,7 +7,7 @@ import pytest
 from bakehouse_replica.core.errors import InvalidRequest, StartupError
 from bakehouse_replica.core.types import SamplingParams
 from bakehouse_replica.source import ModelFiles
-from bakehouse_router.text.chat_template import ChatMessage
+from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText, load_model_text
 from gateways import BOS, END, SPECIALS, TURN, ids_of, text_in, tiny_text, write_tiny_tokenizer
 from transformers import AutoTokenizer

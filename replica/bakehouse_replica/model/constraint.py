@@ -1,0 +1,44 @@
+"""The seam between sampler and grammars: which tokens an output may go on with.
+
+`bakehouse_replica.model.grammar` implements it; the sampler knows no more of grammars than this.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from bakehouse_replica.core.types import Sample, SamplingParams
+
+
+class ConstraintFailure(Exception):
+    """This output's constraint cannot go on; its message is fit for the client. Its neighbours are unaffected."""
+
+
+class Constraint(Protocol):
+    """What one output may go on with, after the tokens it has so far."""
+
+    def allowed(self, n_vocabulary: int) -> Tensor:
+        """bool[V]: the tokens that may follow, stop ids among them where the output may end here.
+
+        Raises `ConstraintFailure`.
+        """
+        ...
+
+    def is_complete_after(self, token_id: int) -> bool:
+        """Whether nothing but an end may follow `token_id`, which is one of the allowed; changes nothing."""
+        ...
+
+
+class ConstraintSource(Protocol):
+    """Makes constraints; keeps compiled grammars and running matchers, only ever to save work."""
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile what `params` ask for; any thread, may take seconds. Raises `InvalidRequest`."""
+        ...
+
+    def constraint(self, sequence_id: int, sample: Sample) -> Constraint | None:
+        """The constraint of a sequence that has put out `sample.output_ids`; None where it has none.
+
+        The same for all draws of a fork. Raises `ConstraintFailure`.
+        """
+        ...
