@@ -39,6 +39,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8000 by default.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="YAML file of API keys and their tenants.")] = None,
+    allow_unauthenticated: Annotated[
+        bool | None, typer.Option("--allow-unauthenticated", help="Listen beyond loopback without keys.")
+    ] = None,
     max_model_len: MaxModelLen = None,
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
@@ -52,6 +56,8 @@ def serve(
         "server.host": host,
         "server.port": port,
         "server.replicas": replicas,
+        "server.allow_unauthenticated": allow_unauthenticated,
+        "gateway.keys": keys,
         "model.source": model,
         "model.revision": revision,
         "model.served_name": served_model_name,

@@ -7,15 +7,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import ip_address
 from types import FrameType
 
-import psutil
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.source import open_source
 
+from bakehouse_cluster.checks import check_before_start, is_loopback
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.local_ray import LOOPBACK, LocalRay, LocalRaySettings, require_free_port
+from bakehouse_cluster.local_ray import LOOPBACK, LocalRay, LocalRaySettings
 from bakehouse_cluster.progress import Stages
 
 EXAMPLE = "What is the capital of France?"
@@ -33,10 +32,7 @@ def serve(config: Config, stages: Stages) -> int:
     """
     n_cpus = usable_cpus()
     config = config.shared_out(n_cpus)
-    _require_one_gateway(config)
-    _require_memory(config)
-    require_free_port(config.server.host, config.server.port)
-    config.gateway_settings()  # reads the chat template, so that a wrong one is refused before anything starts
+    check_before_start(config)
     with stages.stage(f"model {config.model.source}"):
         open_source(config.source)
     ray = LocalRay(
@@ -151,35 +147,9 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
         f"{server.replicas} replica{'s' if server.replicas > 1 else ''}; "
         f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
     )
-    if not _is_loopback(server.host):
+    if not is_loopback(server.host) and config.gateway.keys is None:
         stages.note(f"  WARNING    {server.host} can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _require_one_gateway(config: Config) -> None:
-    if config.server.gateways > 1:
-        raise StartupError(
-            f"server.gateways: a local server has one gateway, which listens on the port itself, "
-            f"not {config.server.gateways}"
-        )
-
-
-def _require_memory(config: Config) -> None:
-    """Refuses at once what no replica could get; the exact check is the replica's, which knows the model."""
-    total_bytes = psutil.virtual_memory().total
-    wanted_bytes = (config.replica.kv_memory or 0) * config.server.replicas + config.server.object_store
-    if wanted_bytes > total_bytes:
-        raise StartupError(
-            f"kv_memory and object store want {wanted_bytes / 2**30:,.1f} GiB; this machine's memory is "
-            f"{total_bytes / 2**30:,.1f} GiB"
-        )
 
 
 def _url(config: Config) -> str:

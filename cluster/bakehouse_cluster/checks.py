@@ -1,0 +1,58 @@
+"""What `bakehouse serve` refuses before it starts anything, in one line each."""
+
+from ipaddress import ip_address
+
+import psutil
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_router.keys import read_keys
+
+from bakehouse_cluster.config import Config
+from bakehouse_cluster.local_ray import require_free_port
+
+
+def check_before_start(config: Config) -> None:
+    """Raises `StartupError` where a local server could not serve as asked, or must not."""
+    _require_one_gateway(config)
+    _require_keys_beyond_loopback(config)
+    _require_memory(config)
+    require_free_port(config.server.host, config.server.port)
+    config.gateway_settings()  # reads the chat template
+    if config.gateway.keys is not None:
+        read_keys(config.gateway.keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _require_one_gateway(config: Config) -> None:
+    if config.server.gateways > 1:
+        raise StartupError(
+            f"server.gateways: a local server has one gateway, which listens on the port itself, "
+            f"not {config.server.gateways}"
+        )
+
+
+def _require_keys_beyond_loopback(config: Config) -> None:
+    server = config.server
+    if is_loopback(server.host) or config.gateway.keys is not None or server.allow_unauthenticated:
+        return
+    raise StartupError(
+        f"server.host: {server.host} can be reached from outside and nobody would be asked for a key; give --keys "
+        f"FILE, or --allow-unauthenticated if that is meant"
+    )
+
+
+def _require_memory(config: Config) -> None:
+    """Refuses at once what no replica could get; the exact check is the replica's, which knows the model."""
+    total_bytes = psutil.virtual_memory().total
+    wanted_bytes = (config.replica.kv_memory or 0) * config.server.replicas + config.server.object_store
+    if wanted_bytes > total_bytes:
+        raise StartupError(
+            f"kv_memory and object store want {wanted_bytes / 2**30:,.1f} GiB; this machine's memory is "
+            f"{total_bytes / 2**30:,.1f} GiB"
+        )

@@ -1,0 +1,48 @@
+"""What `bakehouse serve` refuses before anything starts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from bakehouse_cluster.checks import check_before_start, is_loopback
+from bakehouse_cluster.config import Config, parse_config
+from bakehouse_replica.core.errors import StartupError
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free: int = listener.getsockname()[1]
+    return free
+
+
+def config_of(
+    port: int, server: dict[str, object] | None = None, gateway: dict[str, object] | None = None
+) -> Config:
+    return parse_config({"server": {"port": port} | (server or {}), "gateway": gateway or {}})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_listening_beyond_loopback_without_keys_is_refused(port: int, host: str) -> None:
+    with pytest.raises(StartupError, match=r"nobody would be asked for a key; give --keys FILE"):
+        check_before_start(config_of(port, {"host": host}))
+
+
+def test_listening_beyond_loopback_is_allowed_with_keys_or_where_it_is_meant(port: int, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("tenants: {alice: {keys: [sk-alice-0123456789abcdef]}}")
+    check_before_start(config_of(port, {"host": "0.0.0.0"}, {"keys": path}))
+    check_before_start(config_of(port, {"host": "0.0.0.0", "allow_unauthenticated": True}))
+
+
+def test_a_wrong_key_file_is_refused_before_anything_starts(port: int, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"gateway\.keys: .*No such file"):
+        check_before_start(config_of(port, gateway={"keys": tmp_path / "none.yaml"}))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("::", False)],
+)
+def test_loopback_is_known_in_every_spelling(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
