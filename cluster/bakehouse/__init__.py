@@ -7,13 +7,15 @@ if TYPE_CHECKING:
     from bakehouse_cluster.app import build as build
     from bakehouse_cluster.llm import LLM as LLM
     from bakehouse_replica.core.types import SamplingParams as SamplingParams
+    from bakehouse_router.connect import connect as connect
 
 _HOME = {
     "LLM": "bakehouse_cluster.llm",
     "SamplingParams": "bakehouse_replica.core.types",
     "build": "bakehouse_cluster.app",
+    "connect": "bakehouse_router.connect",
 }
-__all__ = ["LLM", "SamplingParams", "build"]
+__all__ = ["LLM", "SamplingParams", "build", "connect"]
 
 if not TYPE_CHECKING:  # otherwise the checkers would accept any name
 

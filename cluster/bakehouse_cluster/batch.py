@@ -22,10 +22,16 @@ from typing import TextIO, cast
 from bakehouse_replica.core.errors import InvalidRequest, StartupError
 from bakehouse_router.api.answers import whole_reply
 from bakehouse_router.api.bodies import chat_call, completion_call
+from bakehouse_router.api.chat_reply import ChatShape
+from bakehouse_router.api.completion_reply import CompletionShape
 from bakehouse_router.api.errors import problem_of
+from bakehouse_router.api.generating import token_report
 from bakehouse_router.api.json_body import parse_object
-from bakehouse_router.api.replies import ChatShape, CompletionShape, Json, ReplyHead
-from bakehouse_router.api.schema import ChatBody, CompletionBody, parse_body
+from bakehouse_router.api.parse import parse_body
+from bakehouse_router.api.replies import ReplyHead, ReplyShape
+from bakehouse_router.api.schema import ChatBody, CompletionBody
+from bakehouse_router.api.token_json import Json
+from bakehouse_router.calls import Call
 from bakehouse_router.gateway import Gateway
 
 CHAT_URL = "/v1/chat/completions"
@@ -42,7 +48,7 @@ class Line:
 
     number: int
     custom_id: str | None
-    text: str
+    content: bytes
 
     @property
     def key(self) -> Key:
@@ -52,17 +58,17 @@ class Line:
 
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines that are not blank, in order."""
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
-            if text.strip():
-                yield Line(number=number, custom_id=_custom_id(text), text=text)
+    with path.open("rb") as file:
+        for number, content in enumerate(file, start=1):
+            if content.strip():
+                yield Line(number=number, custom_id=_custom_id(content), content=content)
 
 
-def _custom_id(text: str) -> str | None:
+def _custom_id(content: bytes) -> str | None:
     """The line's own id, as far as it can be read: what is wrong with a line is told when it is its turn."""
     try:
-        fields = json.loads(text)
-    except ValueError:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
         return None
     custom_id = fields.get("custom_id") if isinstance(fields, dict) else None
     return custom_id if isinstance(custom_id, str) else None
@@ -83,8 +89,6 @@ def count_lines(path: Path) -> int:
                     )
     except OSError as error:
         raise StartupError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise StartupError(f"{path} is not UTF-8: {error}") from error
     return n_lines
 
 
@@ -95,6 +99,8 @@ def answered_keys(path: Path) -> set[Key]:
     """
     if not path.exists():
         return set()
+    if not path.is_file():
+        raise StartupError(f"{path} is not a regular file; answers are added to what a file holds already")
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     torn = content[len(whole) :]
@@ -142,7 +148,7 @@ async def _answer(gateway: Gateway, line: Line) -> tuple[Json, bool]:
     call_id = f"batch-{secrets.token_hex(12)}"
     is_batch = False
     try:
-        fields = parse_object(line.text.encode())
+        fields = parse_object(line.content)
         is_batch = "body" in fields
         url, body = _batch_body(fields) if is_batch else _plain_body(fields, gateway.model_name)
         reply = await _reply(gateway, url, body, call_id)
@@ -162,11 +168,15 @@ async def _reply(gateway: Gateway, url: str, body: Json, call_id: str) -> Json:
     if body.get("stream"):
         raise InvalidRequest("stream is true; a batch answers in whole", "stream")
     head = ReplyHead(reply_id=call_id, created=int(time.time()), model=gateway.model_name)
+    call: Call
+    shape: ReplyShape
     if url == CHAT_URL:
-        chat = chat_call(parse_body(ChatBody, body))
-        return await whole_reply(await gateway.start(chat, call_id), ChatShape(), head)
-    completion = completion_call(parse_body(CompletionBody, body))
-    return await whole_reply(await gateway.start(completion, call_id), CompletionShape(), head)
+        call = chat_call(parse_body(ChatBody, body), gateway.settings)
+        shape = ChatShape(token_report(call, gateway), gateway.new_parser(call))
+    else:
+        call = completion_call(parse_body(CompletionBody, body), gateway.settings)
+        shape = CompletionShape(token_report(call, gateway))
+    return await whole_reply(await gateway.start(call, call_id), shape, head)
 
 
 def _batch_body(fields: Json) -> tuple[str, Json]:
@@ -205,5 +215,12 @@ def _batch_answer(line: Line, call_id: str, status: int, body: Json) -> Json:
 
 def _plain_answer(line: Line, reply: Json) -> Json:
     (choice,) = cast("list[Json]", reply["choices"])
-    text = choice["text"] if "text" in choice else cast("Json", choice["message"])["content"]
-    return _label(line) | {"text": text, "finish_reason": choice["finish_reason"], "usage": reply["usage"]}
+    answer = _label(line)
+    if "text" in choice:
+        answer["text"] = choice["text"]
+    else:
+        message = cast("Json", choice["message"])
+        answer["text"] = message["content"]
+        if "tool_calls" in message:
+            answer["tool_calls"] = message["tool_calls"]
+    return answer | {"finish_reason": choice["finish_reason"], "usage": reply["usage"]}

@@ -15,7 +15,7 @@ def check_before_start(config: Config) -> None:
     _require_one_gateway(config)
     _require_keys_beyond_loopback(config)
     _require_memory(config)
-    require_free_port(config.server.host, config.server.port)
+    _require_free_ports(config)
     config.gateway_settings()  # reads the chat template
     if config.gateway.keys is not None:
         read_keys(config.gateway.keys)
@@ -45,6 +45,16 @@ def _require_keys_beyond_loopback(config: Config) -> None:
         f"server.host: {server.host} can be reached from outside and nobody would be asked for a key; give --keys "
         f"FILE, or --allow-unauthenticated if that is meant"
     )
+
+
+def _require_free_ports(config: Config) -> None:
+    server = config.server
+    require_free_port(server.host, server.port)
+    if server.grpc_port is None:
+        return
+    if server.grpc_port == server.port:
+        raise StartupError(f"server.grpc_port: {server.grpc_port} is the port of HTTP, too; choose another")
+    require_free_port(server.host, server.grpc_port, flag="--grpc-port")
 
 
 def _require_memory(config: Config) -> None:

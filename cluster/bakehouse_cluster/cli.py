@@ -22,7 +22,10 @@ app = typer.Typer(
     help="Serve language models to many users at once.",
 )
 
-Model = Annotated[str | None, typer.Argument(help="Alias, folder, GGUF file or hub id.", show_default="smollm2")]
+Model = Annotated[
+    str | None,
+    typer.Argument(help="Alias, folder, GGUF file, hub id or scripted:FILE.", show_default="smollm2"),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; flags override it.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens; the model's own by default.")]
@@ -38,6 +41,7 @@ def serve(
     config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8000 by default.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; none by default.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
     keys: Annotated[Path | None, typer.Option(help="YAML file of API keys and their tenants.")] = None,
     allow_unauthenticated: Annotated[
@@ -55,6 +59,7 @@ def serve(
     overrides = {
         "server.host": host,
         "server.port": port,
+        "server.grpc_port": grpc_port,
         "server.replicas": replicas,
         "server.allow_unauthenticated": allow_unauthenticated,
         "gateway.keys": keys,
@@ -102,6 +107,43 @@ def generate(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", highlight=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    url: Annotated[str | None, typer.Option(help="A running server; without it the model runs in here.")] = None,
+    key: Annotated[str, typer.Option(help="API key of the server.", envvar="BAKEHOUSE_API_KEY")] = "none",
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the model's own by default.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    config: ConfigFile = None,
+    max_model_len: MaxModelLen = None,
+    kv_memory: KvMemory = None,
+    chat_template: ChatTemplate = None,
+) -> None:
+    """Talk with a model in the terminal."""
+    # Load torch or the HTTP client, which the other commands must not wait for.
+    from bakehouse_cluster.answerers import ChatOptions, LocalAnswerer, ServerAnswerer
+    from bakehouse_cluster.chat import Answerer, converse
+    from bakehouse_cluster.offline import OfflineModel
+
+    console = Console(stderr=True)
+    options = ChatOptions(temperature=temperature, max_tokens=max_tokens)
+    answerer: Answerer
+    if url is not None:
+        answerer = ServerAnswerer(url, model=model, key=key, options=options)
+    else:
+        overrides = {
+            "model.source": model,
+            "model.chat_template": chat_template,
+            "model.max_model_len": max_model_len,
+            "replica.kv_memory": kv_memory,
+        }
+        tree = load_config(config, overrides)
+        with Stages(console).stage(f"model {tree.model.source}"):
+            answerer = LocalAnswerer(OfflineModel(tree), options)
+    converse(answerer, system=system, console=console)
 
 
 def main() -> None:

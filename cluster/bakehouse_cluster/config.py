@@ -6,13 +6,14 @@ Nothing else in the project reads a configuration file.
 
 from collections.abc import Mapping
 from math import floor
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
 from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
@@ -29,9 +30,10 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """What is served. `source`: alias, folder, GGUF file, or hub id. `chat_template`: a file or the text.
+    """What is served. `source`: alias, folder, GGUF file, hub id, or `scripted:FILE`.
 
-    `tool_format`: how the model writes tool calls; `auto` goes by its chat template.
+    `chat_template`: a file or the text. `tool_format`: how the model writes tool calls; `auto` goes by its chat
+    template.
     """
 
     source: Annotated[str, Field(min_length=1)] = "smollm2"
@@ -119,7 +121,7 @@ class Config(_Section):
     @property
     def served_name(self) -> str:
         """What clients call the model."""
-        return self.model.served_name or PurePath(self.model.source).name
+        return self.model.served_name or name_of(self.source)
 
     def shared_out(self, n_cpus: int) -> Self:
         """This configuration with `replica.cpus` and `replica.threads` filled in, so that all fit on `n_cpus`.

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TextIO
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_router.dispatch import Dispatcher
-from bakehouse_router.gateway import Gateway
 from rich.console import Console
 
 from bakehouse_cluster.batch import Key, Line, answer_all, answered_keys, count_lines, read_lines
@@ -34,7 +32,7 @@ def generate(config: Config, input_path: Path, output_path: Path, console: Conso
             with Stages(console).stage(f"model {config.model.source}"):
                 model = OfflineModel(config)
             with counted(console, "answers", n_total=n_lines, n_done=n_lines - n_open) as advance:
-                n_errors = asyncio.run(_answer(config, model, _open_lines(input_path, done), output, advance))
+                n_errors = asyncio.run(_answer(model, _open_lines(input_path, done), output, advance))
     except OSError as error:
         raise StartupError(f"{output_path}: {error.strerror}") from error
     console.print(
@@ -44,13 +42,10 @@ def generate(config: Config, input_path: Path, output_path: Path, console: Conso
     )
 
 
-async def _answer(
-    config: Config, model: OfflineModel, lines: Iterator[Line], output: TextIO, advance: Callable[[], None]
-) -> int:
-    gateway = Gateway(config.gateway_settings(), Dispatcher(model.engine), model.text)
+async def _answer(model: OfflineModel, lines: Iterator[Line], output: TextIO, advance: Callable[[], None]) -> int:
     n_in_flight = IN_FLIGHT_PER_SEQUENCE * model.card.max_sequences
     try:
-        return await answer_all(gateway, lines, output, n_in_flight=n_in_flight, on_answer=advance)
+        return await answer_all(model.gateway, lines, output, n_in_flight=n_in_flight, on_answer=advance)
     finally:
         await model.engine.close()
 

@@ -13,34 +13,48 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psutil
-from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.errors import StartupError, Unavailable
 
 from bakehouse_cluster.guard import end_all
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+logger = logging.getLogger(__name__)
+
 APP_NAME = "bakehouse"
 # A Unix socket's path holds 107 bytes on Linux and 103 on macOS; Ray appends "/ray/session_<date>_<time>_<pid>/
 # sockets/plasma_store" to our folder, 70 bytes with a pid of seven digits.
 MAX_FOLDER_BYTES = 103 - 70
 LOOPBACK = "127.0.0.1"
+# Without one of them there is no Ray; whatever else dies is started again, by Serve or by Ray.
+VITAL_PROGRAMS = frozenset({"raylet", "gcs_server"})
+LOST_POLL_S = 1.0
+DRAIN_POLL_S = 0.1
+GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
+MIDDLEWARES = "bakehouse_router.serve_headers.middlewares"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRaySettings:
-    """Where the gateway listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out."""
+    """Where the gateway listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
+
+    `grpc_port` None offers no gRPC.
+    """
 
     host: str
     port: int
+    grpc_port: int | None = None
     n_cpus: int
     object_store_bytes: int
 
@@ -56,7 +70,10 @@ class LocalRay:
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C on the terminal must not reach it
         )
+        self._vital: dict[psutil.Process, str] = {}
+        self._has_ended = False
         self.dashboard_address: str | None = None
+        self.address: str | None = None
 
     @property
     def log_folder(self) -> Path:
@@ -97,17 +114,27 @@ class LocalRay:
             )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise StartupError(f"Ray did not start: {error}") from error
+        children = [(child, child.name()) for child in psutil.Process().children()]
+        self._vital = {child: name for child, name in children if name in VITAL_PROGRAMS}
         self.dashboard_address = f"http://{context.dashboard_url}"
+        self.address = ray.get_runtime_context().gcs_address
         self._start_serve()
 
     def _start_serve(self) -> None:
         from ray import serve  # reads the environment set by `start`
-        from ray.serve.config import HTTPOptions
+        from ray.serve.config import HTTPOptions, gRPCOptions
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        # With direct ingress the gateway itself listens on the asked port. Serve starts its proxy all the same;
-        # it gets a free port on loopback unless all were asked for.
-        serve.start(http_options=HTTPOptions(host=self._settings.host, port=0), proxy_location="HeadOnly")
+        offers_grpc = self._settings.grpc_port is not None
+        # With direct ingress the gateway itself listens on the asked ports. Serve starts its proxy all the same;
+        # it gets free ports on loopback unless all were asked for.
+        serve.start(
+            http_options=HTTPOptions(host=self._settings.host, port=0),
+            grpc_options=gRPCOptions(
+                port=_free_port(), grpc_servicer_functions=[GRPC_SERVICES] if offers_grpc else []
+            ),
+            proxy_location="HeadOnly",
+        )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # `serve.start` has set it back to INFO
 
     def deploy(self, application: "Application") -> None:
@@ -123,14 +150,34 @@ class LocalRay:
             statuses = serve.status().applications[APP_NAME].deployments
             raise StartupError(_reason(status.message for status in statuses.values())) from error
 
-    def drain(self) -> None:
-        """Let running requests end, for as long as their deployments' `graceful_shutdown_timeout_s`."""
-        from ray import serve  # loaded by `start`
+    def wait_until_lost(self) -> None:
+        """Waits as long as Ray lives. Raises `Unavailable`, with nothing of Ray left, where it has died."""
+        while (program := self._lost_program(timeout_s=LOST_POLL_S)) is None:
+            pass
+        self.kill()
+        raise Unavailable(f"Ray is lost: its program {program} has ended, so nothing is served any more")
 
-        serve.delete(APP_NAME)
+    def drain(self, timeout_s: float) -> bool:
+        """Let running requests end, for as long as their deployments' `graceful_shutdown_timeout_s`.
+
+        False where that has not happened within `timeout_s`, or Ray has died meanwhile.
+        """
+        deleting = threading.Thread(target=_delete_application, daemon=True)
+        deleting.start()
+        deadline_s = time.monotonic() + timeout_s
+        while deleting.is_alive() and time.monotonic() < deadline_s and self._lost_program(timeout_s=0) is None:
+            deleting.join(DRAIN_POLL_S)
+        return not deleting.is_alive()
+
+    def _lost_program(self, timeout_s: float) -> str | None:
+        """Which of the programs without which there is no Ray has ended, if one has within `timeout_s`."""
+        lost, _ = psutil.wait_procs(list(self._vital), timeout=timeout_s)
+        return next((self._vital[process] for process in lost), None)
 
     def close(self) -> None:
         """End Ray in order, then whatever is left of it, and remove its folder; idempotent."""
+        if self._has_ended:
+            return
         started = psutil.Process().children(recursive=True)
         if "ray" in sys.modules:
             import ray  # loaded by `start`
@@ -143,6 +190,7 @@ class LocalRay:
         self._end(psutil.Process().children(recursive=True))
 
     def _end(self, started: list[psutil.Process]) -> None:
+        self._has_ended = True
         end_all(self._folder, [process for process in started if process.pid != self._guard.pid])
         assert self._guard.stdin is not None, "the guard was started with a pipe"
         self._guard.stdin.close()
@@ -157,8 +205,8 @@ class LocalRay:
         self.close()
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises `StartupError` where nobody can listen on `host`:`port`."""
+def require_free_port(host: str, port: int, flag: str = "--port") -> None:
+    """Raises `StartupError` where nobody can listen on `host`:`port`; `flag` is what chooses another."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -170,23 +218,47 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise StartupError(f"port {port} on {host} is in use; choose another with --port") from error
+                raise StartupError(f"port {port} on {host} is in use; choose another with {flag}") from error
             raise StartupError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
 
 
 def confine_worker() -> None:
-    """Runs in each worker process of the local Ray, before its actor is made; mends two habits of Ray Serve 2.60.
+    """Runs in each worker process of the local Ray, before its actor is made; mends habits of Ray Serve 2.60.
 
     Each Serve replica opens a gRPC port for calls between deployments on all interfaces; here it is loopback. The
-    gateway binds its port without SO_REUSEADDR, so that a server that had open connections could not be started
-    again for 60 s. Neither can be configured.
+    port for clients' gRPC is opened on all, too; here where HTTP's is. The gateway binds its HTTP port without
+    SO_REUSEADDR, so that a server that had open connections could not be started again for 60 s. None of these can
+    be configured.
     """
-    from ray.serve._private import replica  # a worker of the local Ray only ever runs Serve's actors
+    from ray.serve._private import constants, default_impl, replica  # workers here only ever run Serve's actors
 
     names = vars(replica)
     add_port, listen = names["add_port_to_grpc_server"], names["start_asgi_http_server"]
     names["add_port_to_grpc_server"] = lambda server, _address: add_port(server, f"{LOOPBACK}:0")
     names["start_asgi_http_server"] = _with_keyword(listen, enable_so_reuseport=True)
+    host = constants.DEFAULT_HTTP_HOST or LOOPBACK  # as `_environment` says
+
+    def add_grpc_address(server: GrpcServer, address: str) -> None:
+        server.add_insecure_port(f"{_bracketed(host)}:{address.rpartition(':')[2]}")
+
+    vars(default_impl)["add_grpc_address"] = add_grpc_address
+
+
+class GrpcServer(Protocol):
+    """What is used of Serve's gRPC server."""
+
+    def add_insecure_port(self, address: str) -> int: ...
+
+
+def _delete_application() -> None:
+    from ray import serve  # loaded by `LocalRay.start`
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        serve.delete(APP_NAME)
+    except (RayError, RayServeException, RuntimeError) as error:
+        logger.warning("the application could not be deleted: %s", error)
 
 
 def _with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
@@ -214,6 +286,10 @@ def _private_folder() -> Path:
     raise StartupError(f"the path of the temporary folder {tempfile.gettempdir()} is too long for Ray's sockets")
 
 
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
@@ -230,6 +306,10 @@ def _environment(settings: LocalRaySettings, token_path: Path) -> dict[str, str]
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
+        "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(settings.grpc_port or 0),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str((settings.grpc_port or 0) + 1),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
         "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
         "RAY_SERVE_LOG_TO_STDERR": "0",

@@ -1,4 +1,4 @@
-"""A model in this process: its engine and its text side, without Ray."""
+"""A model in this process: its engine, its text side, and a gateway over both, without Ray."""
 
 import secrets
 
@@ -6,6 +6,9 @@ from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.types import ReplicaCard
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.source import open_source
+from bakehouse_router.dispatch import Dispatcher
+from bakehouse_router.gateway import Gateway
+from bakehouse_router.structured import GrammarChecker
 from bakehouse_router.text.model_text import ModelText, load_model_text
 
 from bakehouse_cluster.config import Config
@@ -21,10 +24,14 @@ class OfflineModel:
     """
 
     def __init__(self, config: Config) -> None:
-        gateway = config.gateway_settings()
-        self.text: ModelText = load_model_text(open_source(config.source), template_override=gateway.chat_template)
+        settings = config.gateway_settings()
+        self.text: ModelText = load_model_text(
+            open_source(config.source), template_override=settings.chat_template
+        )
         self.engine: Engine = build_engine(
             config.replica_settings(secrets.token_bytes(32)), replica_id="offline", on_failure=None
         )
         self.card: ReplicaCard = self.engine.card
         self.engine.start()
+        grammars = GrammarChecker(self.text.tokenizer.vocabulary, settings)
+        self.gateway = Gateway(settings, Dispatcher(self.engine), self.text, grammars=grammars)

@@ -21,11 +21,14 @@ EXAMPLE = "What is the capital of France?"
 READY_POLL_S = 0.1
 # From "all replicas run" to the first answer of `/ready`: the gateway has to hear of them and probes the model.
 READY_TIMEOUT_S = 60.0
+# Ray ends the processes of what has been drained, or of what has not been in time.
+DRAIN_GRACE_S = 5.0
 WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "[::1]"}
 
 
 def serve(config: Config, stages: Stages) -> int:
-    """Serve until interrupted; the exit status. Raises `StartupError` where it cannot be served as asked.
+    """Serve until interrupted; the exit status. Raises `StartupError` where it cannot be served as asked,
+    `Unavailable` where Ray dies.
 
     The first interrupt (or SIGTERM) lets running requests end, for at most `server.drain_s`; the second ends all
     at once.
@@ -39,6 +42,7 @@ def serve(config: Config, stages: Stages) -> int:
         LocalRaySettings(
             host=config.server.host,
             port=config.server.port,
+            grpc_port=config.server.grpc_port,
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
         )
@@ -98,11 +102,12 @@ def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> N
     """Drains also where the interrupt comes early: the gateway answers before the last replica has started."""
     try:
         _deploy(config, ray, stages)
-        while True:
-            signal.pause()
+        ray.wait_until_lost()
     except KeyboardInterrupt:
         with stages.stage(f"draining, at most {config.server.drain_s:.0f} s; Ctrl-C again ends at once"):
-            ray.drain()
+            is_drained = ray.drain(config.server.drain_s + DRAIN_GRACE_S)
+        if not is_drained:
+            stages.note("not everything had ended by then; the rest is ended now")
 
 
 def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
@@ -140,7 +145,10 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     n_tokens = replicas[0]["n_blocks"] * replicas[0]["block_size"]
     stages.note(f"\nServing {config.served_name} at {url}\n")
     stages.note(f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    if server.grpc_port is not None:
+        stages.note(f"  gRPC       {url.removeprefix('http://').rpartition(':')[0]}:{server.grpc_port}")
     stages.note(f"  dashboard  {ray.dashboard_address} (token: {ray.token_path})")
+    stages.note(f"  Ray        {ray.address} (the same token)")
     stages.note(f"  logs       {ray.log_folder}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "

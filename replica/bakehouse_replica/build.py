@@ -2,17 +2,27 @@
 
 from collections.abc import Callable
 
+from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import load_executor
+from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.token_cache import SLOT_BYTES
+from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_replica.model.grammar import GrammarStore
 from bakehouse_replica.model.sizing import choose_max_model_len
 from bakehouse_replica.model.spec import ModelSpec, read_spec
+from bakehouse_replica.script import read_script
 from bakehouse_replica.settings import ReplicaSettings
-from bakehouse_replica.source import open_source
+from bakehouse_replica.source import ModelFiles, open_source
+from bakehouse_replica.tokenizer_files import load_tokenizer
+from bakehouse_replica.vocabulary import vocabulary_of
 
 FAKE_BLOCK_SIZE = 16
+# By default a script's pool holds `max_sequences` of the longest, or as many of them as this does, at least one.
+SCRIPTED_KV_BYTES = 64 * 1024**2
 
 
 def build_engine(
@@ -23,13 +33,7 @@ def build_engine(
     Raises `StartupError` where this cannot be had on this machine. `on_failure`: see `Engine`.
     """
     files = open_source(settings.source)
-    spec = read_spec(files)
-    max_model_len = choose_max_model_len(spec, settings.max_model_len)
-    executor: Executor
-    if settings.executor == "fake":
-        executor = _fake_executor(settings, spec, max_model_len)
-    else:
-        executor = load_executor(settings, files, spec, max_model_len)
+    executor, vocabulary_size, max_model_len = _executor(settings, files)
     capacity = executor.capacity
     card = ReplicaCard(
         replica_id=replica_id,
@@ -38,7 +42,7 @@ def build_engine(
         hash_key=settings.hash_key,
         block_size=capacity.block_size,
         n_blocks=capacity.n_blocks,
-        vocabulary_size=spec.vocabulary_size,
+        vocabulary_size=vocabulary_size,
         max_model_len=max_model_len,
         max_sequences=capacity.max_sequences,
         kv_bytes=capacity.n_blocks * capacity.block_bytes,
@@ -49,6 +53,46 @@ def build_engine(
         max_waiting_requests=settings.max_waiting_requests,
     )
     return Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+
+
+def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:
+    """The executor, the size of its vocabulary, and the longest context."""
+    if files.is_script:
+        script = read_script(files.path)
+        max_model_len = choose_max_model_len(script.max_model_len, settings.max_model_len)
+        capacity = scripted_capacity(settings, max_model_len)
+        grammars = GrammarStore(GrammarCompiler(script.vocabulary, script.vocabulary_size))
+        return ScriptedExecutor(script, capacity, constraints=grammars), script.vocabulary_size, max_model_len
+    spec = read_spec(files)
+    max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
+    if settings.executor == "fake":
+        return _fake_executor(settings, spec, max_model_len), spec.vocabulary_size, max_model_len
+    loaded = load_executor(settings, files, spec, max_model_len, constraints=_grammars(files, spec))
+    return loaded, spec.vocabulary_size, max_model_len
+
+
+def _grammars(files: ModelFiles, spec: ModelSpec) -> GrammarStore:
+    """The tokenizer is loaded at the first grammar."""
+    return GrammarStore(
+        GrammarCompiler(lambda: vocabulary_of(load_tokenizer(files).backend_tokenizer), spec.vocabulary_size)
+    )
+
+
+def scripted_capacity(settings: ReplicaSettings, max_model_len: int) -> Capacity:
+    """`kv_memory_bytes`, where given, bounds the cache of token ids. Raises `StartupError` if it is too small."""
+    block_size = settings.block_size or FAKE_BLOCK_SIZE
+    shape = KVShape(n_layers=1, n_kv_heads=1, head_dim=1, element_bytes=SLOT_BYTES // 2, block_size=block_size)
+    longest_bytes = blocks_for(max_model_len, block_size) * shape.block_bytes
+    budget_bytes = settings.kv_memory_bytes
+    if budget_bytes is None:
+        budget_bytes = max(longest_bytes, min(SCRIPTED_KV_BYTES, settings.max_sequences * longest_bytes))
+    return Capacity(
+        n_blocks=plan_blocks(shape, budget_bytes=budget_bytes, max_model_len=max_model_len),
+        block_size=block_size,
+        block_bytes=shape.block_bytes,
+        max_step_tokens=settings.max_step_tokens,
+        max_sequences=settings.max_sequences,
+    )
 
 
 def _fake_executor(settings: ReplicaSettings, spec: ModelSpec, max_model_len: int) -> FakeExecutor:

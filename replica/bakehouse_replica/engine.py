@@ -7,6 +7,10 @@ own their mailboxes. Between them stand the command queue (add, abort, drain, st
     generate ──add──► commands ──► scheduler.add │ plan → execute → apply │ ──post──► mailbox ──► Delivery
              ──abort─►                           └──── while there is work ┘
 
+What a request needs besides weights, a compiled grammar, is made ready in a thread of its own before the add, so
+that steps never wait for it. Until then the scheduler does not know the request; an abort that comes meanwhile is
+remembered there, and meets it.
+
 An exception out of scheduler or executor ends the engine, because the KV cache can no longer be trusted: each open
 choice gets a terminal delta with `FinishReason.ERROR`, and whoever comes later gets `EngineDead`.
 """
@@ -18,9 +22,9 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Unavailable
+from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, Unavailable
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
@@ -34,6 +38,7 @@ from bakehouse_replica.core.types import (
     SchedulingPolicy,
     TokenDelta,
 )
+from bakehouse_replica.core.vocabulary import check_vocabulary
 from bakehouse_replica.mailbox import Mailbox, post
 from bakehouse_replica.streams import StreamTable
 
@@ -42,6 +47,8 @@ logger = logging.getLogger(__name__)
 FAILURE_MESSAGE = "the engine of this replica has failed"
 # Routers poll every 0.2 s or slower, and a snapshot lists up to some hundreds of hashes: not one per step.
 LOAD_PERIOD_S = 0.05
+# Longer than any step that makes progress.
+CLOSE_GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class Engine:
         card: ReplicaCard,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] | None = None,
+        close_grace_s: float = CLOSE_GRACE_S,
     ) -> None:
         """`on_failure` is called once, from the engine's thread, after the open streams have been told."""
         self._executor = executor
@@ -91,6 +99,7 @@ class Engine:
         self._card = card
         self._clock = clock
         self._on_failure = on_failure
+        self._close_grace_s = close_grace_s
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._streams = StreamTable()
         self._drains: list[Future[None]] = []
@@ -120,10 +129,14 @@ class Engine:
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries, until each choice has had its terminal delta; closing it cancels the request.
 
-        Raises, on the first step, `InvalidRequest`, `Overloaded`, `Unavailable` or `EngineDead`.
+        Raises, on the first step, `InvalidRequest`, `Overloaded`, `Unavailable` or `EngineDead`, and
+        `DeadlineExceeded` where the request's time ran out before it could be queued.
         """
         self._refuse_unless_serving()
-        _check_vocabulary(request, self._card.vocabulary_size)
+        check_vocabulary(request, self._card.vocabulary_size)
+        if request.params.grammar is not None:
+            request = await self._prepare(request)
+            self._refuse_unless_serving()
         mailbox = Mailbox(request.params.n)
         self._commands.put(_Add(request, mailbox))
         try:
@@ -159,12 +172,32 @@ class Engine:
         return True
 
     async def close(self) -> None:
-        """Cancel what is in flight, end the thread, close the executor; idempotent."""
+        """Cancel what is in flight, end the thread, close the executor; idempotent.
+
+        A step that takes longer than the grace time is not waited for.
+        """
         self._refusal = "the replica has been closed"
         if self._thread.is_alive():
             self._commands.put(_Stop())
-            await asyncio.to_thread(self._thread.join)
-        self._executor.close()
+            await asyncio.to_thread(self._thread.join, self._close_grace_s)
+        self._executor.close()  # where a step hangs, it ends with this, or its thread is left behind: a daemon
+
+    async def _prepare(self, request: Request) -> Request:
+        """Lets the executor make ready what the request needs; returns it with the time that is left to it."""
+        begun_at = self._clock()
+        preparing = asyncio.to_thread(self._executor.prepare, request.params)
+        if request.timeout_s is None:
+            await preparing
+            return request
+        late = DeadlineExceeded(f"the request's time limit of {request.timeout_s:g} s has passed")
+        try:
+            await asyncio.wait_for(preparing, request.timeout_s)
+        except TimeoutError:
+            raise late from None
+        left_s = request.timeout_s - (self._clock() - begun_at)
+        if left_s <= 0.0:
+            raise late
+        return replace(request, timeout_s=left_s)
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:
@@ -272,24 +305,3 @@ class Engine:
                 self._drains.append(command.is_idle)
         self._refresh_load(is_due=True)
         self._tell_drains()
-
-
-def _check_vocabulary(request: Request, vocabulary_size: int) -> None:
-    """What would break the step of every neighbour: an id that the embedding lacks, a row without any token."""
-    for param, token_ids in (
-        ("prompt", request.prompt_ids),
-        ("prior_output", request.prior_output),
-        ("stop_token_ids", request.params.stop_token_ids),
-    ):
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocabulary_size)
-            raise InvalidRequest(
-                f"{param} holds token id {wrong}; it must be between 0 and {vocabulary_size - 1}", param
-            )
-    params = request.params
-    if params.min_tokens and len(set(params.stop_token_ids)) >= vocabulary_size:
-        raise InvalidRequest(
-            f"stop_token_ids holds all {vocabulary_size} tokens of the vocabulary; "
-            f"no token would be left before min_tokens ({params.min_tokens})",
-            "stop_token_ids",
-        )

@@ -77,5 +77,11 @@ def _put_all(letters: Iterable[tuple[Mailbox, Letter]]) -> None:
 
 def _merge(earlier: TokenDelta, later: TokenDelta) -> TokenDelta:
     assert earlier.start + len(earlier.token_ids) == later.start, (earlier, later)
-    token_ids = earlier.token_ids + later.token_ids
-    return replace(later, start=earlier.start, token_ids=token_ids, usage=later.usage or earlier.usage)
+    return replace(
+        later,
+        start=earlier.start,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        usage=later.usage or earlier.usage,
+    )

@@ -11,8 +11,9 @@ class ReplicaSettings:
     """One replica's model, memory and scheduling limits.
 
     `max_model_len` None takes the model's own context length. `kv_memory_bytes` None takes what one
-    CPU replica gets by default (see `bakehouse_replica.model.sizing`). `n_threads`: compute threads
-    this replica may use. `hash_key` is shared by all replicas of a deployment and secret to it.
+    CPU replica gets by default (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script
+    (see `bakehouse_replica.script`) has one of its own. `n_threads`: compute threads this replica may use.
+    `hash_key` is shared by all replicas of a deployment and secret to it.
     """
 
     source: ModelSource = field(default_factory=ModelSource)

@@ -1,4 +1,4 @@
-"""Finds a model's files on this machine, from an alias, a local folder, a GGUF file or a hub id.
+"""Finds a model's files on this machine, from an alias, a local folder, a GGUF file, a hub id or a script.
 
 No torch here: gateways open the same source for tokenizer and template as replicas do for weights.
 """
@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -21,6 +21,10 @@ from huggingface_hub.errors import (
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
+from bakehouse_replica.script import read_script
+
+# What stands before the path of a script (see `bakehouse_replica.script`), which takes the place of a model.
+SCRIPT_PREFIX = "scripted:"
 
 # Enough to tell models apart without reading them whole: 2 MiB a file, about 10 ms.
 _HEAD_BYTES = 1024 * 1024
@@ -53,10 +57,10 @@ _ALIASES = {
 class ModelFiles:
     """A model's files on this machine.
 
-    `name`: the model as it was asked for. `path`: a folder in Hugging Face layout, or a GGUF file.
-    `weight_paths`: the files that hold its tensors. `digest`: 32 hex digits, equal on all machines that have
-    the same weights and configuration. `cache_dir`: where data converted from these files is kept; it may not
-    exist yet.
+    `name`: the model as it was asked for. `path`: a folder in Hugging Face layout, a GGUF file, or a script.
+    `weight_paths`: the files that hold its tensors, none for a script. `digest`: 32 hex digits, equal on all
+    machines that have the same weights and configuration. `cache_dir`: where data converted from these files is
+    kept; it may not exist yet.
     """
 
     name: str
@@ -69,6 +73,18 @@ class ModelFiles:
     def is_gguf(self) -> bool:
         """Whether `path` is a GGUF file rather than a folder."""
         return _is_gguf(self.path)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether `path` is a script, for which there are no weights."""
+        return self.name.startswith(SCRIPT_PREFIX)
+
+
+def name_of(source: ModelSource) -> str:
+    """What clients call the model unless told otherwise: a path's last part, a script's without its suffix."""
+    path = PurePath(source.model.removeprefix(SCRIPT_PREFIX))
+    name = path.stem if source.model.startswith(SCRIPT_PREFIX) else path.name
+    return name or source.model
 
 
 def default_cache_root() -> Path:
@@ -83,6 +99,8 @@ def open_source(source: ModelSource, *, cache_root: Path | None = None) -> Model
     `cache_root` None is `default_cache_root()`. Raises `StartupError`, in one line that names the model, where
     it is unknown, incomplete or cannot be fetched.
     """
+    if source.model.startswith(SCRIPT_PREFIX):
+        return _open_script(source, cache_root or default_cache_root())
     path = _locate(source)
     weight_paths = (path,) if _is_gguf(path) else _weight_paths(path, source.model)
     digest = _digest(path, weight_paths)
@@ -93,6 +111,15 @@ def open_source(source: ModelSource, *, cache_root: Path | None = None) -> Model
         digest=digest,
         cache_dir=(cache_root or default_cache_root()) / digest,
     )
+
+
+def _open_script(source: ModelSource, cache_root: Path) -> ModelFiles:
+    path = Path(source.model.removeprefix(SCRIPT_PREFIX)).expanduser().resolve()
+    if source.revision is not None:
+        raise StartupError(f"model {source.model!r} is local, so it has no revision {source.revision!r}")
+    read_script(path)  # so that a wrong one is refused here, as other models are
+    digest = blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return ModelFiles(name=source.model, path=path, weight_paths=(), digest=digest, cache_dir=cache_root / digest)
 
 
 def _locate(source: ModelSource) -> Path:

@@ -14,12 +14,13 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import BatchTensors, build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.sampler import draw
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import open_source
+from torch import Tensor
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = default_block_size(CPU)
@@ -53,18 +54,23 @@ def decode_chunks(n_sequences: int, n_context: int, params: SamplingParams) -> t
     )
 
 
+def decode(decoder: Decoder, batch: BatchTensors, cache: KVCache) -> Tensor:
+    """The logits after each chunk."""
+    return decoder.logits(decoder.forward(batch, cache)[batch.sample_at_R])
+
+
 def measure(decoder: Decoder, cache: KVCache, n_sequences: int, n_context: int) -> str:
     """One line of the table."""
     chunks = decode_chunks(n_sequences, n_context, SamplingParams(temperature=0.0))
     batch = build_batch(chunks, block_size=BLOCK_SIZE, device=CPU)
-    logits_RV = decoder.forward(batch, cache)
+    logits_RV = decode(decoder, batch, cache)
 
     def draw_all(params: SamplingParams) -> None:
         samples = [Sample(params=params, seeds=(index,), output_index=0) for index in range(n_sequences)]
         draw(logits_RV, samples, [n_context + 1] * n_sequences)
 
     batch_ms = median_ms(lambda: build_batch(chunks, block_size=BLOCK_SIZE, device=CPU))
-    forward_ms = median_ms(lambda: decoder.forward(batch, cache))
+    forward_ms = median_ms(lambda: decode(decoder, batch, cache))
     greedy_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.0)))
     top_p_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.8, top_p=0.9)))
     tokens_per_s = n_sequences / (batch_ms + forward_ms + greedy_ms) * 1e3
@@ -88,8 +94,8 @@ def written_cache(decoder: Decoder, ops: Ops, spec: ModelSpec, n_context: int) -
     for position in range(n_context):
         batch = build_batch((replace(chunk, start=position),), block_size=BLOCK_SIZE, device=CPU)
         assert chunk.sample is not None
-        ((token_id,),) = draw(decoder.forward(batch, cache), [chunk.sample], [position + 1])
-        chunk = replace(chunk, token_ids=(token_id,))
+        ((drawn,),) = draw(decode(decoder, batch, cache), [chunk.sample], [position + 1])
+        chunk = replace(chunk, token_ids=drawn.token_ids)
     target_C = torch.arange(n_blocks, max(N_SEQUENCES) * n_blocks)
     ops.copy_blocks(cache, target_C % n_blocks, target_C)
     return cache

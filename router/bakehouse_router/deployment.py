@@ -1,20 +1,56 @@
-"""The gateway as a Serve deployment: one FastAPI app per gateway process, over a handle of the replicas."""
+"""The gateway as a Serve deployment: answers HTTP, gRPC and handle calls, over a handle of the replicas."""
 
 import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bakehouse_replica.logs import write_to_serve_log
 from fastapi import FastAPI
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+)
 from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
+from bakehouse_router.admission import WaitingQueue
 from bakehouse_router.dispatch import Dispatcher
+from bakehouse_router.proto.inference_pb2 import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    GenerateReply,
+    GenerateRequest,
+    ListModelsReply,
+    ListModelsRequest,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from bakehouse_router.ray_client import RayReplicaClient
 from bakehouse_router.settings import GatewaySettings
+
+if TYPE_CHECKING:  # these load transformers and torch, 3.5 s that a process which only deploys need not wait for
+    from bakehouse_router.api.deltas import Fields, Kind
+    from bakehouse_router.api.grpc import InferenceService
+    from bakehouse_router.gateway import Gateway
+    from bakehouse_router.handle_messages import Delta, ModelEntry, Tokenized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Faces:
+    """What a gateway process answers by."""
+
+    gateway: "Gateway"
+    http: FastAPI
+    grpc: "InferenceService"
 
 
 @serve.ingress()
 class GatewayDeployment:
-    """Wires text, dispatcher and API together in a gateway process; `bakehouse_cluster.app` deploys it."""
+    """Wires text, dispatcher and the faces together in a gateway process; `bakehouse_cluster.app` deploys it."""
 
     def __init__(self, settings: GatewaySettings, replicas: DeploymentHandle[object]) -> None:
         for package in ("bakehouse_router", "bakehouse_replica"):
@@ -25,7 +61,8 @@ class GatewayDeployment:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
         self._client.start()
-        return await asyncio.to_thread(_build_api, self._settings, Dispatcher(self._client))
+        self._faces = await asyncio.to_thread(_build_faces, self._settings, Dispatcher(self._client))
+        return self._faces.http
 
     async def check_health(self) -> None:
         """Of the gateway itself; whether replicas serve is what its `/health` tells."""
@@ -34,14 +71,88 @@ class GatewayDeployment:
     async def __del__(self) -> None:
         await self._client.close()
 
+    # --- Calls by a handle; their errors are our own, raised here ------------------------------------------------
 
-def _build_api(settings: GatewaySettings, dispatcher: Dispatcher) -> FastAPI:
+    async def stream(self, kind: "Kind", fields: "Fields") -> "AsyncGenerator[Delta, None]":
+        """The deltas of the answer to an HTTP body's fields; cancelling the call cancels its requests."""
+        from bakehouse_router.api.bodies import Origin
+        from bakehouse_router.api.deltas import stream_deltas
+
+        gateway, request_id = self._faces.gateway, f"req-{secrets.token_hex(16)}"
+        fields = {"model": gateway.model_name, **fields}
+        deltas = stream_deltas(gateway, kind, fields, request_id=request_id, origin=Origin())
+        async with aclosing(deltas):
+            async for delta in deltas:
+                yield delta
+
+    async def tokenize(self, kind: "Kind", fields: "Fields") -> "Tokenized":
+        """The answer to the fields of a `/tokenize` body."""
+        from bakehouse_router.api.tokens import tokenized
+
+        return await tokenized(self._faces.gateway, kind, fields)
+
+    async def detokenize(self, fields: "Fields") -> str:
+        """The answer to the fields of a `/detokenize` body."""
+        from bakehouse_router.api.tokens import detokenized
+
+        return await detokenized(self._faces.gateway, fields)
+
+    async def models(self) -> "tuple[ModelEntry, ...]":
+        """The models that are served here."""
+        from bakehouse_router.api.tokens import served_models
+
+        return await served_models(self._faces.gateway)
+
+    # --- gRPC: Serve calls the method that has the name of the called one ----------------------------------------
+
+    async def Generate(
+        self, request: GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[GenerateReply, None]:
+        """`bakehouse.v1.Inference/Generate`; an empty message carries the status and metadata of an error."""
+        replies = self._faces.grpc.Generate(request, grpc_context)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield reply
+        if grpc_context.code():
+            yield GenerateReply()
+
+    async def Tokenize(self, request: TokenizeRequest, grpc_context: RayServegRPCContext) -> TokenizeReply:
+        """`bakehouse.v1.Inference/Tokenize`."""
+        return await self._faces.grpc.Tokenize(request, grpc_context)
+
+    async def Detokenize(self, request: DetokenizeRequest, grpc_context: RayServegRPCContext) -> DetokenizeReply:
+        """`bakehouse.v1.Inference/Detokenize`."""
+        return await self._faces.grpc.Detokenize(request, grpc_context)
+
+    async def ListModels(self, request: ListModelsRequest, grpc_context: RayServegRPCContext) -> ListModelsReply:
+        """`bakehouse.v1.Inference/ListModels`."""
+        return await self._faces.grpc.ListModels(request, grpc_context)
+
+    async def Check(self, request: HealthCheckRequest, grpc_context: RayServegRPCContext) -> HealthCheckResponse:
+        """`grpc.health.v1.Health/Check`, also for those who watch."""
+        return await self._faces.grpc.Check(request, grpc_context)
+
+
+def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
     # They load transformers and torch, 3.5 s that a process which only deploys this class need not wait for.
     from bakehouse_replica.source import open_source
 
+    from bakehouse_router.api.grpc import InferenceService
     from bakehouse_router.api.http import build_api
     from bakehouse_router.gateway import Gateway
+    from bakehouse_router.keys import KeyRing
+    from bakehouse_router.metrics import GatewayMetrics
+    from bakehouse_router.structured import GrammarChecker
     from bakehouse_router.text.model_text import load_model_text
 
     text = load_model_text(open_source(settings.source), template_override=settings.chat_template)
-    return build_api(Gateway(settings, dispatcher, text), tells_request_id=False)
+    queue = WaitingQueue(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
+    grammars = GrammarChecker(text.tokenizer.vocabulary, settings)
+    metrics = GatewayMetrics(queue=queue)
+    gateway = Gateway(settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics)
+    keys = None if settings.keys_path is None else KeyRing(settings.keys_path)
+    return _Faces(
+        gateway=gateway,
+        http=build_api(gateway, keys=keys, tells_request_id=False),
+        grpc=InferenceService(gateway, keys),
+    )

@@ -1,7 +1,8 @@
 """Carries a request from gateway to replica and its deltas back, each exactly once.
 
-Which replica serves is decided inside the client. A replica lost before the first delta is made good here by a
-second attempt; after it, the loss is reported, and the journal holds what an exact resume needs.
+Which replica serves is decided inside the client. A replica lost before the first delta is made good here by
+another attempt; after it, the loss is reported, and the journal holds what an exact resume needs. Where an engine
+has died, nobody can tell whether this request was the cause or a bystander: it gets one more attempt and no third.
 """
 
 import asyncio
@@ -56,7 +57,6 @@ class Dispatcher:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")
             except Unavailable as lost:
-                # What has taken two engines down may be this very request: it gets no third.
                 n_more = (1 if isinstance(lost, EngineDead) else len(RETRY_DELAYS_S)) - n_failures
                 if journal.has_begun or n_more <= 0:
                     raise

@@ -3,47 +3,89 @@
 import asyncio
 import logging
 import secrets
-from pathlib import PurePath
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from bakehouse_replica.core.errors import BakehouseError, Unavailable, UnknownModel
-from bakehouse_replica.core.types import ReplicaCard, ReplicaStatus, SamplingParams
+from bakehouse_replica.core.types import Grammar, ReplicaCard, ReplicaStatus, SamplingParams
+from bakehouse_replica.source import name_of
+from bakehouse_replica.vocabulary import Vocabulary
 
-from bakehouse_router.calls import (
-    Call,
-    ChatCall,
-    CompletionCall,
-    GenerationOptions,
-    build_request,
-    check_bounds,
-    check_token_ids,
-)
-from bakehouse_router.generation import Generation, RequestDispatcher
+from bakehouse_router.bounds import check_bad_words, check_bounds
+from bakehouse_router.calls import Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
+from bakehouse_router.generation import Admission, Deadline, Generation, RequestDispatcher
+from bakehouse_router.metrics import GatewayMetrics
+from bakehouse_router.prompt_run import PromptJob
+from bakehouse_router.prompts import EncodedCall, PromptEncoder, decoded, prompt_field
+from bakehouse_router.requests import build_request, check_prompt_length, check_token_ids
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
+from bakehouse_router.text.tools.formats import choose_tool_format
+from bakehouse_router.text.tools.parser import ToolCallParser
 
 logger = logging.getLogger(__name__)
 
-# Encoding takes about 1 ms per 3,000 characters; longer prompts go to a thread so that streams do not stall.
-_MAX_INLINE_CHARS = 16_384
 _PROBE_TIMEOUT_S = 30.0
 
 
-class Gateway:
-    """Serves one model, whose text side is `text`, over whatever replicas `dispatcher` knows."""
+class GrammarChecker(Protocol):
+    """What a gateway needs of `bakehouse_router.structured.GrammarChecker`."""
 
-    def __init__(self, settings: GatewaySettings, dispatcher: RequestDispatcher, text: ModelText) -> None:
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raises `InvalidRequest` naming `param` where the grammar is none."""
+        ...
+
+
+class Gateway:
+    """Serves one model, whose text side is `text`, over whatever replicas `dispatcher` knows.
+
+    `grammars` None leaves grammars to the replicas to check; `admission` None lets everything wait; `metrics` None
+    counts for itself.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        dispatcher: RequestDispatcher,
+        text: ModelText,
+        *,
+        grammars: GrammarChecker | None = None,
+        admission: Admission | None = None,
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
         self.settings = settings
+        self.metrics = metrics or GatewayMetrics()
         self._dispatcher = dispatcher
         self._text = text
+        self._encoder = PromptEncoder(text)
+        self._tool_format = choose_tool_format(settings.tool_format, text.chat_template.text, self.vocabulary)
+        self._grammars = grammars
+        self._admission = admission
         self._has_answered = False
         self._probing = asyncio.Lock()
 
     @property
     def model_name(self) -> str:
         """The name by which this model is listed and answers; a path is known by its last part."""
-        asked = self.settings.source.model
-        return self.settings.served_name or PurePath(asked).name or asked
+        return self.settings.served_name or name_of(self.settings.source)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the model's token ids read as."""
+        return self._text.tokenizer.vocabulary
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """How the model samples where a call does not say."""
+        return self._text.defaults
+
+    @property
+    def tokenizer_info(self) -> dict[str, str | None]:
+        """The model's special tokens by the names that templates have for them, and its chat template."""
+        template = self._text.chat_template
+        return {**template.special_tokens, "chat_template": template.text}
 
     def check_model(self, name: str) -> None:
         """Raises `UnknownModel` unless `name` is the served name or that of the model's source."""
@@ -66,32 +108,57 @@ class Gateway:
             raise Unavailable(f"no replica serves at the moment ({problems or 'none has started yet'})")
         return min(serving, key=lambda card: card.max_model_len)
 
-    async def start(self, call: Call, call_id: str) -> Generation:
-        """The call in flight. `call_id` must be unique: it names the call's requests in every log.
+    async def start(self, call: Call, call_id: str, received_at: float | None = None) -> Generation:
+        """The call, ready to run: iterating it enters the queue. `call_id` must be unique: it names the call's
+        requests in every log. `received_at`: by the event loop's clock, None for now; `timeout_s` counts from it.
 
-        Raises `InvalidRequest` naming the field that is wrong, or `Unavailable`.
+        Raises `InvalidRequest` naming the field that is wrong, `DeadlineExceeded`, or `Unavailable`.
         """
         self.check_model(call.model)
         check_bounds(call, self.settings)
         if call.options.user:
             logger.info("request %s is of user %r", call_id, call.options.user)
+        deadline = _deadline(call.options, received_at)
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at) as limit:
+                call = await self._with_grammar(call)
+                card = await self.serving_card()
+                encoded = await self._encoder.encode(call, card)
+            check_bad_words((*call.options.bad_words_ids, *encoded.bad_words), self.settings)
+        except TimeoutError:
+            if deadline is None or not limit.expired():
+                raise
+            raise deadline.exceeded() from None
+        return Generation(
+            self._dispatcher,
+            self._jobs(call, call_id, encoded, card, deadline),
+            pause_s=self.settings.keep_alive_s,
+            deadline=deadline,
+            admission=self._admission,
+            watch=self.metrics.watch("chat" if isinstance(call, ChatCall) else "completion", received_at),
+        )
+
+    def new_parser(self, call: Call) -> Callable[[], ToolCallParser] | None:
+        """What makes a parser for each choice of the call; None where its answer may not call tools."""
+        tool_use = _usable_tools(call)
+        return None if tool_use is None else lambda: self._tool_format.parser(tool_use)
+
+    async def tokenize(self, call: Call, *, adds_special_tokens: bool = True) -> tuple[int, ...]:
+        """The ids of the call's first prompt; `adds_special_tokens`: to a text, as for a completion.
+
+        Raises `InvalidRequest`, `ContextTooLong` where no context of this model could hold it among them.
+        """
+        self.check_model(call.model)
         card = await self.serving_card()
-        prompts = await self._encode(call, card)
-        options = call.options
-        requests = [
-            build_request(
-                request_id=call_id if len(prompts) == 1 else f"{call_id}-{index}",
-                prompt_ids=prompt_ids,
-                prompt_field=_prompt_field(call),
-                options=options,
-                defaults=self._text.defaults,
-                card=card,
-            )
-            for index, prompt_ids in enumerate(prompts)
-        ]
-        n_choices = len(requests) * requests[0].params.n
-        streams = [self._text_stream(options, isinstance(call, CompletionCall)) for _ in range(n_choices)]
-        return Generation(self._dispatcher, requests, streams, self.settings.keep_alive_s)
+        encoded = await self._encoder.encode(call, card, adds_special_tokens=adds_special_tokens)
+        return encoded.prompts[0]
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out. Raises `InvalidRequest` for ids that the model lacks."""
+        card = await self.serving_card()
+        check_prompt_length(len(token_ids), "tokens", card.max_model_len, GenerationOptions(max_tokens=0))
+        check_token_ids(token_ids, "tokens", card.vocabulary_size)
+        return decoded(token_ids, self.vocabulary)
 
     async def check_ready(self) -> ReplicaCard:
         """Proves once, by a request of one token, that the model answers. Raises a `BakehouseError` until then."""
@@ -102,30 +169,67 @@ class Gateway:
                 self._has_answered = True
         return card
 
-    async def _encode(self, call: Call, card: ReplicaCard) -> list[tuple[int, ...]]:
-        if _n_chars(call) > _MAX_INLINE_CHARS:
-            return await asyncio.to_thread(self._encode_now, call, card)
-        return self._encode_now(call, card)
+    async def _with_grammar(self, call: Call) -> Call:
+        """The call with the grammar that forces its tools, if it is to; its own is checked."""
+        grammar = call.options.grammar
+        tool_use = _usable_tools(call)
+        if tool_use is not None:
+            grammar = self._tool_format.grammar(tool_use)
+        if grammar is not None and self._grammars is not None:
+            await self._grammars.check(grammar, call.options.grammar_field if tool_use is None else "tools")
+        return replace(call, options=replace(call.options, grammar=grammar))
 
-    def _encode_now(self, call: Call, card: ReplicaCard) -> list[tuple[int, ...]]:
-        if isinstance(call, ChatCall):
-            return [self._text.chat_template.encode(call.messages)]
-        encoded = []
-        for prompt in call.prompts:
-            if isinstance(prompt, str):
-                encoded.append(self._text.tokenizer.encode_raw(prompt))
-            else:
-                check_token_ids(prompt, "prompt", card.vocabulary_size)
-                encoded.append(prompt)
-        return encoded
+    def _jobs(
+        self, call: Call, call_id: str, encoded: EncodedCall, card: ReplicaCard, deadline: Deadline | None
+    ) -> list[PromptJob]:
+        options = _replica_options(call)
+        timeout_s = None if deadline is None else deadline.left_s(asyncio.get_running_loop().time())
+        jobs = []
+        for index, prompt_ids in enumerate(encoded.prompts):
+            request = build_request(
+                request_id=call_id if len(encoded.prompts) == 1 else f"{call_id}-{index}",
+                prompt_ids=prompt_ids,
+                prompt_field=prompt_field(call),
+                options=options,
+                defaults=self._text.defaults,
+                card=card,
+                bad_words_ids=encoded.bad_words,
+                timeout_s=timeout_s,
+            )
+            echo = encoded.echoes[index] if encoded.echoes else None
+            first_offset = 0 if echo is None else len(echo.text)
+            streams = tuple(self._text_stream(call, request.params, first_offset) for _ in range(request.params.n))
+            jobs.append(
+                PromptJob(request=request, streams=streams, echo=echo, n_prompt_top=call.options.prompt_logprobs)
+            )
+        return jobs
 
-    def _text_stream(self, options: GenerationOptions, continues_text: bool) -> TextStream:
+    def _text_stream(self, call: Call, params: SamplingParams, first_offset: int) -> TextStream:
+        is_parsed = _usable_tools(call) is not None
         return TextStream(
-            self._text.tokenizer.vocabulary,
-            stops=options.stops,
-            min_tokens=options.min_tokens or 0,
-            continues_text=continues_text,
+            self._tool_format.vocabulary if is_parsed else self.vocabulary,
+            stops=call.options.stops,
+            stop_token_ids=params.stop_token_ids,
+            keeps_stop=call.options.keeps_stop,
+            min_tokens=params.min_tokens,
+            continues_text=isinstance(call, CompletionCall) or call.continues_last,
+            reports_tokens=call.options.shows_tokens,
+            first_offset=first_offset,
+            is_over=self._end_of_calls(call),
         )
+
+    def _end_of_calls(self, call: Call) -> Callable[[str], bool] | None:
+        """Reads one choice's text and tells when the one call allowed is whole; None where more may come."""
+        tool_use = _usable_tools(call)
+        if tool_use is None or tool_use.is_parallel:
+            return None
+        parser = self._tool_format.parser(tool_use)
+
+        def is_over(text: str) -> bool:
+            parser.feed(text)
+            return parser.is_complete
+
+        return is_over
 
     async def _probe(self, card: ReplicaCard) -> None:
         request = build_request(
@@ -136,10 +240,10 @@ class Gateway:
             defaults=SamplingParams(temperature=0.0),
             card=card,
         )
-        stream = TextStream(self._text.tokenizer.vocabulary)
+        job = PromptJob(request=request, streams=(TextStream(self.vocabulary),))
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                async for _ in Generation(self._dispatcher, [request], [stream], _PROBE_TIMEOUT_S).pieces():
+                async for _ in Generation(self._dispatcher, [job], pause_s=_PROBE_TIMEOUT_S).pieces():
                     pass
         except TimeoutError:
             raise Unavailable(
@@ -150,11 +254,22 @@ class Gateway:
             raise
 
 
-def _prompt_field(call: Call) -> str:
-    return "messages" if isinstance(call, ChatCall) else "prompt"
+def _deadline(options: GenerationOptions, received_at: float | None) -> Deadline | None:
+    if options.timeout_s is None:
+        return None
+    begun_at = asyncio.get_running_loop().time() if received_at is None else received_at
+    return Deadline(timeout_s=options.timeout_s, at=begun_at + options.timeout_s)
 
 
-def _n_chars(call: Call) -> int:
-    if isinstance(call, ChatCall):
-        return sum(len(message.content) for message in call.messages)
-    return sum(len(prompt) for prompt in call.prompts if isinstance(prompt, str))
+def _usable_tools(call: Call) -> ToolUse | None:
+    if not isinstance(call, ChatCall) or call.tool_use is None or call.tool_use.choice == "none":
+        return None
+    return call.tool_use
+
+
+def _replica_options(call: Call) -> GenerationOptions:
+    """The options as the replica is asked: an echo with log-probabilities shows those of the prompt as well."""
+    options = call.options
+    if isinstance(call, CompletionCall) and call.echoes and options.logprobs is not None:
+        return replace(options, prompt_logprobs=max(options.logprobs, options.prompt_logprobs or 0))
+    return options

@@ -1,4 +1,4 @@
-"""One call in flight: its requests' deliveries, turned into text pieces of its choices as they come."""
+"""One call in flight: the deliveries of all its requests, turned into text pieces as they come."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -6,18 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, InvalidRequest, Unavailable
-from bakehouse_replica.core.types import (
-    Delivery,
-    Failure,
-    FailureKind,
-    FinishReason,
-    ReplicaStatus,
-    Request,
-    TokenDelta,
-)
+from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
+from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
-from bakehouse_router.text.stream import OutputToken, TextStream
+from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
 # After the last terminal delta a stream ends by itself at once; closing it before that would count as a cancel.
 _END_GRACE_S = 0.05
@@ -35,18 +27,32 @@ class RequestDispatcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPiece:
-    """New text of one choice; the last piece carries `finish`, and possibly no text.
+class QueuePlace(Protocol):
+    """A call's place among those that wait for their first tokens."""
 
-    `tokens`: those whose text has been released in full by now and was not before, where the call asked for token
-    ids or logprobs; then `text` is the text of exactly these. An echoed prompt is the first piece of each choice.
-    """
+    def leave(self) -> None:
+        """Give it up; idempotent."""
+        ...
 
-    choice: int
-    text: str
-    tokens: tuple[OutputToken, ...] = ()
-    finish: FinishReason | None = None
+
+class Admission(Protocol):
+    """What a gateway needs of `bakehouse_router.admission.WaitingQueue`."""
+
+    def enter(self, n_requests: int, n_tokens: int) -> QueuePlace:
+        """A place for so many requests with so many prompt tokens together. Raises `Overloaded`."""
+        ...
+
+
+class CallWatch(Protocol):
+    """What a gateway needs of `bakehouse_router.metrics.CallWatch`."""
+
+    def see_token(self) -> None:
+        """The call has put out a token; only the first time counts."""
+        ...
+
+    def end(self, outcome: str, usage: "CallUsage") -> None:
+        """The call is over; once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,87 +65,126 @@ class CallUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """The moment `at`, by the event loop's clock, when a call's `timeout_s` are over."""
+
+    timeout_s: float
+    at: float
+
+    def left_s(self, now: float) -> float:
+        """What is left of it. Raises `DeadlineExceeded` where that is nothing."""
+        if now >= self.at:
+            raise self.exceeded()
+        return self.at - now
+
+    def exceeded(self) -> DeadlineExceeded:
+        """What the client is told."""
+        return DeadlineExceeded(f"the {self.timeout_s:g} s that the request allowed have passed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
     """A request's stream is over; `error` where it broke."""
 
     error: Exception | None = None
 
 
-def _error_of(failure: Failure) -> BakehouseError:
-    match failure.kind:
-        case FailureKind.DEADLINE:
-            return DeadlineExceeded(failure.message)
-        case FailureKind.NO_ROOM | FailureKind.GRAMMAR:
-            return InvalidRequest(failure.message)
-        case FailureKind.ENGINE:
-            return EngineDead(failure.message)
-
-
 class Generation:
-    """Runs the requests of one call; choice k of request r is choice `r * n + k` of the call.
+    """Runs the prompts of one call; choice k of prompt r is choice `r * n + k` of the call.
 
-    The requests share one `n`. `replica_id` is known from the first delivery on.
+    The prompts share one `n`. `pause_s`: after so long without news an empty tuple comes. `replica_id` is known
+    from the first delivery on.
     """
 
     def __init__(
         self,
         dispatcher: RequestDispatcher,
-        requests: Sequence[Request],
-        streams: Sequence[TextStream],
+        jobs: Sequence[PromptJob],
+        *,
         pause_s: float,
+        deadline: Deadline | None = None,
+        admission: Admission | None = None,
+        watch: CallWatch | None = None,
     ) -> None:
-        assert len(streams) == len(requests) * requests[0].params.n, "one stream per choice"
         self.replica_id: str | None = None
         self._dispatcher = dispatcher
-        self._requests = requests
-        self._streams = streams
+        self._n_choices = jobs[0].request.params.n
+        self._runs = [PromptRun(job, index * self._n_choices) for index, job in enumerate(jobs)]
         self._pause_s = pause_s
-        self._n_choices = requests[0].params.n
-        self._cached_tokens = [0] * len(requests)
-        self._open = set(range(len(streams)))
+        self._deadline = deadline
+        self._admission = admission
+        self._watch = watch
+        self._pumps: list[asyncio.Task[None]] = []
         self._queue: asyncio.Queue[tuple[int, Delivery | _Ended]] = asyncio.Queue()
+        self._ended_here: list[TextPiece] = []
 
     @property
     def usage(self) -> CallUsage:
-        """The counts so far; final once `pieces` has ended."""
+        """The counts so far; a prompt's are final from its first piece on, all of them once `pieces` has ended."""
         return CallUsage(
-            prompt_tokens=sum(len(request.prompt_ids) for request in self._requests),
-            cached_tokens=sum(self._cached_tokens),
-            completion_tokens=sum(stream.n_tokens for stream in self._streams),
+            prompt_tokens=self._n_prompt_tokens,
+            cached_tokens=sum(run.cached_tokens for run in self._runs),
+            completion_tokens=sum(run.completion_tokens for run in self._runs),
         )
+
+    def prompt_of(self, choice: int) -> PromptReport:
+        """The prompt of one of the call's choices, as far as its pieces have told."""
+        return self._runs[choice // self._n_choices].report
+
+    def end(self, choice: int) -> None:
+        """Ends a choice that needs no more text: its last piece comes next, with `STOP`, and what is still
+        generated for it no longer counts. Idempotent, also after the choice has ended by itself.
+        """
+        index = choice // self._n_choices
+        last = self._runs[index].end(choice % self._n_choices)
+        if last is not None:
+            self._ended_here.append(last)
+            self._cancel_if_over(index)
 
     async def pieces(self) -> AsyncGenerator[tuple[TextPiece, ...], None]:
         """The text as it comes, until each choice has had its `finish`; an empty tuple after each idle pause.
 
-        Closing the generator cancels the requests. Raises a `BakehouseError` where a request fails; the others
-        are cancelled then. Iterate it once.
+        Closing the generator cancels the requests. Raises a `BakehouseError` where a request fails or the deadline
+        passes; the others are cancelled then. Iterate it once.
         """
-        pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._requests))]
+        place: QueuePlace | None = None
+        outcome = "cancelled"
         try:
-            while self._open:
+            if self._admission is not None:
+                place = self._admission.enter(len(self._runs), self._n_prompt_tokens)
+            self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._runs))]
+            while not all(run.is_over for run in self._runs):
                 arrived = await self._next()
-                if arrived is None:
-                    yield ()
-                    continue
-                index, item = arrived
-                if isinstance(item, _Ended):
-                    self._check_ended(index, item)
-                    continue
-                pieces = self._take(index, item)
-                if not self._open_of(index):  # stop strings may have ended it before the replica knows
-                    pumps[index].cancel()
-                if pieces:
+                pieces = () if arrived is None else self._take(*arrived)
+                if place is not None and all(run.has_begun for run in self._runs):
+                    place.leave()
+                if arrived is None or pieces:
                     yield pieces
-            await asyncio.wait(pumps, timeout=_END_GRACE_S)
+                while self._ended_here:
+                    ended, self._ended_here = tuple(self._ended_here), []
+                    yield ended
+            outcome = "complete"
+            await asyncio.wait(self._pumps, timeout=_END_GRACE_S)
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
         finally:
-            for pump in pumps:
+            if place is not None:
+                place.leave()
+            if self._watch is not None:
+                self._watch.end(outcome, self.usage)
+            for pump in self._pumps:
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    @property
+    def _n_prompt_tokens(self) -> int:
+        return sum(len(run.request.prompt_ids) for run in self._runs)
 
     async def _pump(self, index: int) -> None:
         ended = _Ended()
         try:
-            async with aclosing(self._dispatcher.stream(self._requests[index])) as deliveries:
+            async with aclosing(self._dispatcher.stream(self._runs[index].request)) as deliveries:
                 async for delivery in deliveries:
                     self._queue.put_nowait((index, delivery))
         except Exception as error:  # raised again by `pieces`, whose caller it concerns
@@ -147,47 +192,34 @@ class Generation:
         self._queue.put_nowait((index, ended))
 
     async def _next(self) -> tuple[int, Delivery | _Ended] | None:
-        """What arrived first, or None after a pause without any."""
+        """What arrived first, or None after a pause without any. Raises `DeadlineExceeded`."""
         if not self._queue.empty():
             return self._queue.get_nowait()
+        pause_s = self._pause_s
+        if self._deadline is not None:
+            pause_s = min(pause_s, self._deadline.left_s(asyncio.get_running_loop().time()))
         try:
-            async with asyncio.timeout(self._pause_s):
+            async with asyncio.timeout(pause_s):
                 return await self._queue.get()
         except TimeoutError:
+            if self._deadline is not None:
+                self._deadline.left_s(asyncio.get_running_loop().time())
             return None
 
-    def _open_of(self, index: int) -> set[int]:
-        return self._open & set(range(index * self._n_choices, (index + 1) * self._n_choices))
+    def _take(self, index: int, item: Delivery | _Ended) -> tuple[TextPiece, ...]:
+        run = self._runs[index]
+        if isinstance(item, Delivery):
+            self.replica_id = self.replica_id or item.replica_id
+            pieces = run.take(item)
+            if self._watch is not None and run.completion_tokens:
+                self._watch.see_token()
+            self._cancel_if_over(index)
+            return pieces
+        if not run.is_over:  # otherwise, whatever ended it, its choices had all they needed
+            raise item.error or EngineDead(f"the stream of {run.request.request_id} ended before its choices did")
+        return ()
 
-    def _check_ended(self, index: int, ended: _Ended) -> None:
-        if not self._open_of(index):
-            return  # whatever ended it, its choices had all they needed
-        if ended.error is not None:
-            raise ended.error
-        raise EngineDead(f"the stream of {self._requests[index].request_id} ended before its choices did")
-
-    def _take(self, index: int, delivery: Delivery) -> tuple[TextPiece, ...]:
-        if self.replica_id is None:
-            self.replica_id = delivery.replica_id
-        pieces = []
-        for delta in delivery.deltas:
-            if delta.usage is not None:
-                self._cached_tokens[index] = max(self._cached_tokens[index], delta.usage.cached_tokens)
-            choice = index * self._n_choices + delta.choice
-            if choice in self._open:
-                pieces.append(self._take_delta(choice, delta))
-        return tuple(piece for piece in pieces if piece.text or piece.finish is not None)
-
-    def _take_delta(self, choice: int, delta: TokenDelta) -> TextPiece:
-        stream = self._streams[choice]
-        text = stream.feed(delta.token_ids)
-        finish = FinishReason.STOP if stream.is_stopped else delta.finish
-        if finish is not None:
-            self._open.discard(choice)
-            if delta.failure is not None and not stream.is_stopped:
-                raise _error_of(delta.failure)
-            if finish is FinishReason.CANCELLED:
-                raise Unavailable("the replica cancelled this request; it is probably going down")
-            text += stream.finish()
-            finish = FinishReason.STOP if stream.is_stopped else finish
-        return TextPiece(choice=choice, text=text, finish=finish)
+    def _cancel_if_over(self, index: int) -> None:
+        """Stop strings, which the replica does not know, may have ended what it goes on with."""
+        if self._runs[index].is_over and self._runs[index].is_running:
+            self._pumps[index].cancel()

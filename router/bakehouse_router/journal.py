@@ -9,13 +9,15 @@ from bakehouse_replica.core.types import Request, TokenDelta
 class Journal:
     """The emitted ids of one request, per choice; pure.
 
-    Ids already emitted are never changed: a delta that repeats them is cut to what is new.
+    Ids already emitted are never changed: a delta that repeats them is cut to what is new, its log-probabilities
+    with it. Those of the prompt pass once.
     """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._emitted: list[list[int]] = [list(request.prior_output) for _ in range(request.params.n)]
         self._is_ended = [False] * request.params.n
+        self._has_prompt_logprobs = False
 
     @property
     def is_finished(self) -> bool:
@@ -40,29 +42,38 @@ class Journal:
             f"but only {len(emitted)} ids have been emitted"
         )
         start = len(emitted)
-        fresh = delta.token_ids[start - delta.start :]
+        n_repeated = start - delta.start
+        fresh = delta.token_ids[n_repeated:]
         if not fresh and delta.finish is None:
             return None
         emitted.extend(fresh)
         self._is_ended[delta.choice] = delta.finish is not None
-        return replace(delta, start=start, token_ids=fresh)
+        prompt_logprobs = () if self._has_prompt_logprobs else delta.prompt_logprobs
+        self._has_prompt_logprobs = self._has_prompt_logprobs or bool(prompt_logprobs)
+        return replace(
+            delta,
+            start=start,
+            token_ids=fresh,
+            logprobs=delta.logprobs[n_repeated:],
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def resume_requests(self) -> list[tuple[int, Request]]:
         """Each unfinished choice with the request that continues it, `n` 1, under its own seed."""
-        params = self._request.params
+        return [(choice, self._resumed(choice)) for choice, is_ended in enumerate(self._is_ended) if not is_ended]
+
+    def _resumed(self, choice: int) -> Request:
+        request, params = self._request, self._request.params
         assert params.seed is not None, "whoever builds a Request fills its seed"
-        return [
-            (
-                choice,
-                replace(
-                    self._request,
-                    request_id=self._request.request_id
-                    if params.n == 1
-                    else f"{self._request.request_id}-{choice}",
-                    params=replace(params, n=1, seed=choice_seed(params.seed, choice)),
-                    prior_output=tuple(emitted),
-                ),
-            )
-            for choice, emitted in enumerate(self._emitted)
-            if not self._is_ended[choice]
-        ]
+        owes_prompt = choice == 0 and not self._has_prompt_logprobs
+        return replace(
+            request,
+            request_id=request.request_id if params.n == 1 else f"{request.request_id}-{choice}",
+            params=replace(
+                params,
+                n=1,
+                seed=choice_seed(params.seed, choice),
+                prompt_logprobs=params.prompt_logprobs if owes_prompt else None,
+            ),
+            prior_output=tuple(self._emitted[choice]),
+        )

@@ -22,6 +22,13 @@ _REPLICA_GAUGES = {
 }
 
 
+class Queue(Protocol):
+    """What waits for its first token."""
+
+    n_requests: int
+    n_tokens: int
+
+
 class CallUsageLike(Protocol):
     """Token counts of a call."""
 
@@ -36,10 +43,10 @@ class CallUsageLike(Protocol):
 class CallWatch:
     """One call's stop-watch; `end` it exactly once."""
 
-    def __init__(self, metrics: "GatewayMetrics", kind: str) -> None:
+    def __init__(self, metrics: "GatewayMetrics", kind: str, begun_at: float) -> None:
         self._metrics = metrics
         self._kind = kind
-        self._begun_at = metrics.clock()
+        self._begun_at = begun_at
         self._has_token = False
 
     def see_token(self) -> None:
@@ -49,7 +56,7 @@ class CallWatch:
             self._metrics.first_token.labels(self._kind).observe(self._metrics.clock() - self._begun_at)
 
     def end(self, outcome: str, usage: CallUsageLike) -> None:
-        """The call is over: `stop`, `length`, `cancelled`, or the code of the error that ended it."""
+        """The call is over: `complete`, `cancelled`, or the name of the error that ended it."""
         metrics = self._metrics
         metrics.calls.labels(self._kind, outcome).inc()
         metrics.duration.labels(self._kind).observe(metrics.clock() - self._begun_at)
@@ -59,9 +66,9 @@ class CallWatch:
 
 
 class GatewayMetrics:
-    """The counters of one gateway process."""
+    """The counters of one gateway process. `clock` must be the event loop's, which is `time.monotonic`."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, queue: Queue | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._registry = CollectorRegistry()
         registry = self._registry
@@ -84,12 +91,15 @@ class GatewayMetrics:
             "bakehouse_prompt_tokens", "Prompt tokens of ended calls.", ["source"], registry=registry
         )
         self.output_tokens = Counter("bakehouse_output_tokens", "Output tokens of ended calls.", registry=registry)
-        self.queued_requests = Gauge(
-            "bakehouse_queued_requests", "Requests that wait for their first token.", registry=registry
-        )
-        self.queued_tokens = Gauge(
-            "bakehouse_queued_prompt_tokens", "Prompt tokens of waiting requests.", registry=registry
-        )
+        if queue is not None:
+            waiting = Gauge(
+                "bakehouse_queued_requests", "Requests that wait for their first token.", registry=registry
+            )
+            waiting.set_function(lambda: queue.n_requests)
+            tokens = Gauge(
+                "bakehouse_queued_prompt_tokens", "Prompt tokens of waiting requests.", registry=registry
+            )
+            tokens.set_function(lambda: queue.n_tokens)
         self._serves = Gauge(
             "bakehouse_replica_serves", "Whether the replica serves.", ["replica"], registry=registry
         )
@@ -100,9 +110,9 @@ class GatewayMetrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def watch(self, kind: str) -> CallWatch:
-        """The stop-watch of a call that arrives now; `kind`: `chat`, `completion`, …"""
-        return CallWatch(self, kind)
+    def watch(self, kind: str, begun_at: float | None = None) -> CallWatch:
+        """The stop-watch of a call that arrived at `begun_at`, None for now; `kind`: `chat`, `completion`, …"""
+        return CallWatch(self, kind, self.clock() if begun_at is None else begun_at)
 
     def exposition(self, statuses: Iterable[ReplicaStatus]) -> bytes:
         """Everything in the text format of Prometheus, with the replicas as they are now."""

@@ -23,8 +23,9 @@ Json = dict[str, object]
 def lines_of(*objects: object) -> Iterator[Line]:
     for number, fields in enumerate(objects, start=1):
         custom_id = fields.get("custom_id") if isinstance(fields, dict) else None
-        text = fields if isinstance(fields, str) else json.dumps(fields)
-        yield Line(number=number, custom_id=custom_id if isinstance(custom_id, str) else None, text=text)
+        text = fields if isinstance(fields, str) else "" if isinstance(fields, bytes) else json.dumps(fields)
+        content = fields if isinstance(fields, bytes) else text.encode()
+        yield Line(number=number, custom_id=custom_id if isinstance(custom_id, str) else None, content=content)
 
 
 async def answers(gateway: Gateway, *objects: object, n_in_flight: int = 4) -> tuple[list[Json], int]:
@@ -191,11 +192,17 @@ def test_a_missing_input_is_named(tmp_path: Path) -> None:
         count_lines(tmp_path / "absent.jsonl")
 
 
-def test_an_input_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "file.jsonl"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(StartupError, match="is not UTF-8"):
-        count_lines(path)
+async def test_a_line_that_is_not_utf_8_is_answered_by_its_error_and_the_others_go_on(scripted: Gateway) -> None:
+    records, n_errors = await answers(scripted, b'{"prompt": "\xff"}', {"prompt": "a"})
+    assert n_errors == 1
+    assert "not UTF-8" in json.dumps(records[0]["error"])
+    assert records[1]["text"] == "bread"
+
+
+@pytest.mark.parametrize("path", [Path("/dev/full"), Path("/tmp")])
+def test_an_output_that_is_no_regular_file_is_refused(path: Path) -> None:
+    with pytest.raises(StartupError, match=f"{path} is not a regular file"):
+        answered_keys(path)
 
 
 def test_a_first_run_has_no_answers_yet(tmp_path: Path) -> None:

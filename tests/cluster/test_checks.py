@@ -46,3 +46,12 @@ def test_a_wrong_key_file_is_refused_before_anything_starts(port: int, tmp_path:
 )
 def test_loopback_is_known_in_every_spelling(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_the_port_of_grpc_must_be_free_and_another(port: int) -> None:
+    with pytest.raises(StartupError, match=rf"server\.grpc_port: {port} is the port of HTTP"):
+        check_before_start(config_of(port, {"grpc_port": port}))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        used = listener.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"port {used} .* is in use; choose another with --grpc-port"):
+            check_before_start(config_of(port, {"grpc_port": used}))

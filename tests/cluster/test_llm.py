@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from bakehouse import LLM, SamplingParams
 from bakehouse_replica.core.errors import ConfigError, InvalidRequest, StartupError
-from bakehouse_replica.core.types import FinishReason
+from bakehouse_replica.core.types import FinishReason, Grammar, GrammarKind
 
 pytestmark = pytest.mark.e2e
 
@@ -98,3 +98,40 @@ def test_too_little_memory_is_refused_with_the_numbers() -> None:
 def test_a_longer_context_than_the_models_is_refused() -> None:
     with pytest.raises(StartupError, match=r"context length, 8192"):
         LLM(max_model_len=10_000_000)
+
+
+def test_a_conversation_is_answered(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (alone,) = llm.chat(question, GREEDY)
+    assert "Paris" in alone.text
+    assert [output.text for output in llm.chat([question, question], GREEDY)] == [alone.text] * 2
+
+
+def test_a_wrong_message_is_named(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        llm.chat([{"role": "baker", "content": "hi"}], GREEDY)
+    assert refused.value.param == "messages[0].role"
+
+
+def test_logprobs_come_with_each_token_and_each_prompt_token_but_the_first(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=0)
+    (output,) = llm.generate(PROMPT, params)
+    (choice,) = output.choices
+    assert len(choice.logprobs) == len(choice.token_ids) == 4
+    assert all(logprob.rank == 1 and len(logprob.top) == 2 for logprob in choice.logprobs)
+    assert len(output.prompt_logprobs) == len(output.prompt_ids) - 1
+
+
+def test_a_grammar_is_followed(llm: LLM) -> None:
+    grammar = Grammar(kind=GrammarKind.REGEX, text=r"\d{4}")
+    (output,) = llm.generate("The year is", SamplingParams(temperature=0.0, grammar=grammar))
+    assert len(output.text) == 4
+    assert output.text.isdigit()
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_words_that_are_banned_by_their_ids_are_not_put_out(llm: LLM) -> None:
+    (free,) = llm.generate(PROMPT, GREEDY)
+    banned = SamplingParams(temperature=0.0, max_tokens=12, bad_words_ids=(free.token_ids[:2],))
+    (output,) = llm.generate(PROMPT, banned)
+    assert output.token_ids[:2] != free.token_ids[:2]

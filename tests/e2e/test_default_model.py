@@ -14,7 +14,7 @@ from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import DecoderWeights, load_weights
 from bakehouse_replica.source import ModelFiles, open_source
-from bakehouse_router.text.gguf_tokenizer import load_gguf_tokenizer
+from bakehouse_replica.tokenizer_files import load_gguf_tokenizer
 from decoding import CPU, assert_logits_equal, paged_logits
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -83,7 +83,8 @@ def greedy(
             block_ids=tuple(range(8)),
             sample=Sample(params=SamplingParams(), seeds=(0,), output_index=len(chosen)),
         )
-        logits_RV = decoder.forward(build_batch((chunk,), block_size=16, device=CPU), cache)
+        x_TE = decoder.forward(build_batch((chunk,), block_size=16, device=CPU), cache)
+        logits_RV = decoder.logits(x_TE[-1:])
         start += len(token_ids)
         token_ids = (int(logits_RV[0].argmax()),)
         chosen += token_ids

@@ -35,11 +35,11 @@ def own_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-async def n_tokens_of(settings: ReplicaSettings) -> int:
+async def n_tokens_of(settings: ReplicaSettings, prompt_ids: tuple[int, ...] = (1, 2, 299)) -> int:
     engine = build_engine(settings, replica_id="r9")
     engine.start()
     params = SamplingParams(max_tokens=5, seed=3)
-    request = Request(request_id="a", prompt_ids=(1, 2, 299), params=params)
+    request = Request(request_id="a", prompt_ids=prompt_ids, params=params)
     async with asyncio.timeout(60):
         deltas = [delta async for delivery in engine.generate(request) for delta in delivery.deltas]
     await engine.close()
@@ -81,3 +81,42 @@ def test_a_context_beyond_the_model_s_own_is_refused(settings: ReplicaSettings) 
 def test_a_device_that_is_not_there_is_refused(settings: ReplicaSettings) -> None:
     with pytest.raises(StartupError, match="cuda"):
         build_engine(replace(settings, device="cuda"), replica_id="r9")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> ReplicaSettings:
+    path = tmp_path / "bun.json"
+    path.write_text('{"pieces": ["a", "b"], "default": {"ids": [1, 0]}, "max_model_len": 100}')
+    return ReplicaSettings(source=ModelSource(model=f"scripted:{path}"), hash_key=b"secret")
+
+
+async def test_a_script_is_built_into_an_engine_and_serves(script: ReplicaSettings) -> None:
+    assert await n_tokens_of(script, prompt_ids=(1, 2)) == 5
+
+
+async def test_a_script_says_how_long_its_context_is_and_how_many_tokens_there_are(
+    script: ReplicaSettings,
+) -> None:
+    engine = build_engine(script, replica_id="r9")
+    await engine.close()
+    card = engine.card
+    assert (card.vocabulary_size, card.max_model_len, card.block_size) == (2 + 256, 100, 16)
+    assert card.n_blocks == script.max_sequences * 7
+    assert len(card.model_digest) == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 101}, "--max-model-len is 101"),
+        (
+            {"kv_memory_bytes": 1000},
+            "a context of 100 tokens needs .* holds 48 tokens: lower --max-model-len to 48",
+        ),
+    ],
+)
+def test_a_script_is_refused_what_it_cannot_have(
+    script: ReplicaSettings, changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(StartupError, match=message):
+        build_engine(replace(script, **changes), replica_id="r9")  # type: ignore[arg-type]

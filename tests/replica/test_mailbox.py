@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import Overloaded
-from bakehouse_replica.core.types import FinishReason, TokenDelta, Usage
+from bakehouse_replica.core.types import FinishReason, TokenDelta, TokenLogprob, Usage
 from bakehouse_replica.mailbox import Mailbox, post
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=3)
@@ -34,6 +34,16 @@ async def test_the_first_deltas_usage_survives_merging() -> None:
     mailbox.put(delta(1, 6))
     (merged,) = await mailbox.take()
     assert merged.usage == USAGE
+
+
+async def test_log_probabilities_are_merged_with_their_tokens_and_the_prompt_s_kept() -> None:
+    mailbox = Mailbox(1)
+    scores = tuple(TokenLogprob(logprob=-float(rank), rank=rank) for rank in range(1, 6))
+    mailbox.put(replace(delta(0, 5), logprobs=scores[:1], prompt_logprobs=scores[3:]))
+    mailbox.put(replace(delta(1, 6, 7), logprobs=scores[1:3]))
+    mailbox.put(delta(3, finish=FinishReason.STOP))
+    (merged,) = await mailbox.take()
+    assert (merged.logprobs, merged.prompt_logprobs) == (scores[:3], scores[3:])
 
 
 async def test_choices_are_merged_apart() -> None:

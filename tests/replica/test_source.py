@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
-from bakehouse_replica.source import default_cache_root, open_source
+from bakehouse_replica.source import default_cache_root, name_of, open_source
 
 
 @pytest.fixture
@@ -120,3 +120,40 @@ def test_the_cache_root_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert default_cache_root() == tmp_path / "bakehouse"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache_root() == Path.home() / ".cache" / "bakehouse"
+
+
+def test_a_script_is_opened_as_a_model_without_weights(tmp_path: Path) -> None:
+    path = tmp_path / "bun.json"
+    path.write_text('{"pieces": ["a"], "default": {"ids": [0]}}')
+    files = open_source(ModelSource(model=f"scripted:{path}"), cache_root=tmp_path)
+    assert (files.path, files.weight_paths, files.is_script, files.is_gguf) == (path, (), True, False)
+    assert len(files.digest) == 32
+    path.write_text('{"pieces": ["b"], "default": {"ids": [0]}}')
+    assert open_source(ModelSource(model=f"scripted:{path}"), cache_root=tmp_path).digest != files.digest
+
+
+def test_a_wrong_script_or_a_revision_of_one_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bun.json"
+    path.write_text('{"pieces": ["a"], "default": {"ids": [0]}, "zoo": 1}')
+    with pytest.raises(StartupError, match=r"script .*bun\.json: zoo: unknown key$"):
+        open_source(ModelSource(model=f"scripted:{path}"))
+    with pytest.raises(StartupError, match="is local, so it has no revision 'v2'"):
+        open_source(ModelSource(model=f"scripted:{path}", revision="v2"))
+    with pytest.raises(StartupError, match=r"script .*gone\.json: No such file"):
+        open_source(ModelSource(model=f"scripted:{tmp_path}/gone.json"))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("/srv/models/bun/", "bun"),
+        ("bun.gguf", "bun.gguf"),
+        ("owner/bun", "bun"),
+        ("scripted:/srv/bun.json", "bun"),
+        ("scripted:bun.v2.json", "bun.v2"),
+        ("/", "/"),
+    ],
+)
+def test_a_model_is_called_by_the_last_part_of_its_source(model: str, name: str) -> None:
+    assert name_of(ModelSource(model=model)) == name

@@ -22,6 +22,7 @@ from bakehouse_replica.core.types import (
     Request,
     SamplingParams,
     TokenDelta,
+    TokenLogprob,
 )
 from bakehouse_router import dispatch
 from bakehouse_router.dispatch import Dispatcher
@@ -172,6 +173,14 @@ async def test_repeated_ids_are_dropped_and_empty_deliveries_with_them() -> None
         delivery(delta(0, 10)),
         delivery(delta(1, 11, finish=FinishReason.STOP)),
     ]
+
+
+async def test_log_probabilities_pass_whole_through_a_second_attempt() -> None:
+    logprobs = tuple(TokenLogprob(logprob=-1.0, rank=rank) for rank in (1, 2))
+    answer = replace(ENDING.deltas[0], logprobs=logprobs, prompt_logprobs=logprobs)
+    client = ScriptedClient([LOST], [delivery(replace(answer, request_id="r-retry1"), replica_id="b")])
+
+    assert await collect(client, request()) == [delivery(answer, replica_id="b")]
 
 
 async def test_closing_the_stream_closes_the_call() -> None:

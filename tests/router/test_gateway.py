@@ -2,31 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from bakehouse_replica.core.errors import ContextTooLong, InvalidRequest, Unavailable, UnknownModel
-from bakehouse_replica.core.types import (
-    Delivery,
-    FinishReason,
-    ModelSource,
-    ReplicaStatus,
-    Request,
-    SamplingParams,
-)
-from bakehouse_router.api.bodies import chat_call, completion_call
-from bakehouse_router.api.schema import ChatBody, CompletionBody, parse_body
-from bakehouse_router.calls import Call, CompletionCall, GenerationOptions
+from bakehouse_replica.core.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
+from bakehouse_replica.core.types import FinishReason, Grammar, GrammarKind, ModelSource, Request, SamplingParams
+from bakehouse_router.calls import Call, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.gateway import Gateway
+from bakehouse_router.generation import Generation
+from bakehouse_router.requests import scoped_salt
 from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.text.chat_template import ChatTemplate
+from bakehouse_router.text.messages import Tool
 from bakehouse_router.text.model_text import ModelText
 from gateways import (
     END_ID,
-    MODEL,
+    TEMPLATE,
     VOCABULARY_SIZE,
     ScriptedDispatcher,
     Step,
+    chat,
+    completion,
     delta,
     ids_of,
     settings,
@@ -36,13 +33,9 @@ from gateways import (
 )
 
 
-def _completion(**fields: object) -> CompletionCall:
-    return completion_call(parse_body(CompletionBody, {"model": MODEL, "prompt": [5, 6, 7], **fields}))
-
-
-def _chat(**fields: object) -> Call:
-    messages = [{"role": "user", "content": "hi"}]
-    return chat_call(parse_body(ChatBody, {"model": MODEL, "messages": messages, **fields}))
+async def _drained(generation: Generation) -> None:
+    async for _ in generation.pieces():
+        pass
 
 
 async def _pieces(
@@ -57,24 +50,6 @@ async def _request(text: ModelText, call: Call) -> Request:
     await _pieces(text, call, dispatcher)
     (request,) = dispatcher.requests
     return request
-
-
-class _FailsFor:
-    """Passes everything on, but fails for one request."""
-
-    def __init__(self, request_id: str, dispatcher: ScriptedDispatcher) -> None:
-        self._request_id = request_id
-        self._dispatcher = dispatcher
-
-    async def statuses(self) -> tuple[ReplicaStatus, ...]:
-        return await self._dispatcher.statuses()
-
-    async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        async with aclosing(self._dispatcher.stream(request)) as deliveries:
-            async for delivery in deliveries:
-                if request.request_id == self._request_id:
-                    raise Unavailable("the replica is gone")
-                yield delivery
 
 
 SAMPLING_FIELDS = [
@@ -93,150 +68,78 @@ SAMPLING_FIELDS = [
 
 
 @pytest.mark.parametrize(("name", "value"), SAMPLING_FIELDS)
-async def test_a_sampling_field_reaches_the_replica_as_it_is(text: ModelText, name: str, value: float) -> None:
+async def test_a_sampling_field_reaches_the_replica_as_it_is(text: ModelText, name: str, value: Any) -> None:
     script: list[Step] = [
         tuple(delta(choice, "", FinishReason.LENGTH) for choice in range(3 if name == "n" else 1))
     ]
     dispatcher = ScriptedDispatcher(script)
-    await _pieces(text, _completion(**{name: value}), dispatcher)
+    await _pieces(text, completion(**{name: value}), dispatcher)
     assert getattr(dispatcher.requests[0].params, name) == value
-
-
-async def test_integers_are_numbers_too(text: ModelText) -> None:
-    assert (await _request(text, _completion(temperature=1))).params.temperature == 1.0
 
 
 @pytest.mark.parametrize(
     ("field", "value", "attribute"),
-    [("priority", -3, "priority"), ("cache_salt", "salt", "cache_salt")],
+    [("priority", -3, "priority"), ("tenant", "baker", "tenant")],
 )
 async def test_a_field_of_the_request_reaches_the_replica(
-    text: ModelText, field: str, value: object, attribute: str
+    text: ModelText, field: str, value: Any, attribute: str
 ) -> None:
-    assert getattr(await _request(text, _completion(**{field: value})), attribute) == value
+    assert getattr(await _request(text, completion(**{field: value})), attribute) == value
 
 
 async def test_the_log_says_whose_request_it_is(text: ModelText, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bakehouse_router.gateway")
-    request = await _request(text, _completion(user="bob"))
+    request = await _request(text, completion(user="bob"))
     assert f"request {request.request_id} is of user 'bob'" in caplog.text
 
 
-async def test_max_completion_tokens_is_max_tokens(text: ModelText) -> None:
-    assert (await _request(text, _chat(max_completion_tokens=9))).params.max_tokens == 9
-    assert (await _request(text, _chat(max_completion_tokens=9, max_tokens=9))).params.max_tokens == 9
-
-
-async def test_what_is_not_given_or_null_comes_from_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_what_is_not_given_comes_from_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:
     defaults = SamplingParams(
         temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1, stop_token_ids=(END_ID,)
     )
     text = tiny_text(tmp_path_factory.mktemp("tokenizer"), defaults=defaults)
-    nulls = {
-        "temperature": None,
-        "top_k": None,
-        "top_p": None,
-        "stop": None,
-        "n": None,
-        "seed": None,
-        "stream": None,
-    }
-    for call in (_completion(), _completion(**nulls)):
-        params = (await _request(text, call)).params
-        assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 0.9, 0.1)
-        assert (params.repetition_penalty, params.stop_token_ids, params.n) == (1.1, (END_ID,), 1)
-    assert (await _request(text, _completion(top_k=0))).params.top_k is None
+    params = (await _request(text, completion())).params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 0.9, 0.1)
+    assert (params.repetition_penalty, params.stop_token_ids, params.n) == (1.1, (END_ID,), 1)
+    assert (await _request(text, completion(top_k=0))).params.top_k is None
 
 
 async def test_a_top_k_of_the_whole_vocabulary_is_none(text: ModelText) -> None:
-    assert (await _request(text, _completion(top_k=VOCABULARY_SIZE - 1))).params.top_k == VOCABULARY_SIZE - 1
-    assert (await _request(text, _completion(top_k=10**30))).params.top_k is None
+    assert (await _request(text, completion(top_k=VOCABULARY_SIZE - 1))).params.top_k == VOCABULARY_SIZE - 1
+    assert (await _request(text, completion(top_k=10**30))).params.top_k is None
 
 
 async def test_stop_ids_join_the_models_own_unless_those_are_ignored(text: ModelText) -> None:
-    assert (await _request(text, _completion(stop_token_ids=[9, END_ID]))).params.stop_token_ids == (END_ID, 9)
-    params = (await _request(text, _completion(stop_token_ids=[9], ignore_eos=True))).params
+    assert (await _request(text, completion(stop_token_ids=(9, END_ID)))).params.stop_token_ids == (END_ID, 9)
+    params = (await _request(text, completion(stop_token_ids=(9,), ignore_eos=True))).params
     assert params.stop_token_ids == (9,)
 
 
 async def test_without_a_seed_each_request_gets_one_of_its_own(text: ModelText) -> None:
-    seeds = {(await _request(text, _completion())).params.seed for _ in range(8)}
+    seeds = {(await _request(text, completion())).params.seed for _ in range(8)}
     assert None not in seeds
     assert len(seeds) == 8
 
 
 async def test_prompts_are_encoded_once_and_ids_are_taken_as_they_are(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher()
-    await _pieces(text, _completion(prompt=["hi", "you"]), dispatcher)
-    await _pieces(text, _completion(prompt=[[1, 2], [3]]), dispatcher)
+    await _pieces(text, completion(prompts=("hi", "you")), dispatcher)
+    await _pieces(text, completion(prompts=((1, 2), (3,))), dispatcher)
     prompts = [request.prompt_ids for request in dispatcher.requests]
     assert prompts == [(0, *ids_of("hi")), (0, *ids_of("you")), (1, 2), (3,)]
-    assert (await _request(text, _chat())).prompt_ids == (0, 2, *ids_of("user:hi"), 1, 2, *ids_of("assistant:"))
+    assert (await _request(text, chat())).prompt_ids == (0, 2, *ids_of("user:hi"), 1, 2, *ids_of("assistant:"))
 
 
 async def test_a_long_prompt_is_encoded_like_a_short_one(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher(replicas=(status(tiny_card(max_model_len=100_000)),))
-    await _pieces(text, _completion(prompt="ab" * 20_000), dispatcher)
+    await _pieces(text, completion(prompts=("ab" * 20_000,)), dispatcher)
     assert dispatcher.requests[0].prompt_ids == (0, *ids_of("ab") * 20_000)
 
 
 async def test_requests_of_one_call_have_ids_of_their_own(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher()
-    await _pieces(text, _completion(prompt=["a", "b"]), dispatcher)
+    await _pieces(text, completion(prompts=("a", "b")), dispatcher)
     assert [request.request_id for request in dispatcher.requests] == ["call-0", "call-1"]
-
-
-async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(text: ModelText) -> None:
-    script: list[Step] = [(delta(0, "x", FinishReason.STOP), delta(1, "y", FinishReason.LENGTH))]
-    pieces = await _pieces(text, _completion(prompt=["a", "b"], n=2), ScriptedDispatcher(script))
-    assert sorted(pieces) == [
-        (0, "x", FinishReason.STOP),
-        (1, "y", FinishReason.LENGTH),
-        (2, "x", FinishReason.STOP),
-        (3, "y", FinishReason.LENGTH),
-    ]
-
-
-async def test_c19_cached_tokens_count_once_per_prompt(text: ModelText) -> None:
-    script: list[Step] = [tuple(delta(choice, "x", FinishReason.STOP) for choice in range(4))]
-    dispatcher = ScriptedDispatcher(script, cached_tokens=2)
-    generation = await Gateway(settings(), dispatcher, text).start(
-        _completion(n=4, prompt=[[1] * 5, [2] * 3]), "call"
-    )
-    async for _ in generation.pieces():
-        pass
-    assert generation.usage.cached_tokens == 4
-    assert generation.usage.prompt_tokens == 8
-    assert generation.usage.completion_tokens == 8
-
-
-@pytest.mark.parametrize("min_tokens", [0, 4])
-async def test_a_stop_string_does_not_stop_before_min_tokens(text: ModelText, min_tokens: int) -> None:
-    script: Sequence[Step] = ["ab", "ab", (delta(0, "", FinishReason.LENGTH),)]
-    pieces = await _pieces(text, _completion(stop="ab", min_tokens=min_tokens), ScriptedDispatcher(script))
-    assert "".join(piece[1] for piece in pieces) == ("ab" if min_tokens else "")
-    assert pieces[-1][2] is FinishReason.STOP
-
-
-async def test_one_request_that_fails_cancels_the_others_of_its_call(text: ModelText) -> None:
-    dispatcher = ScriptedDispatcher(["a", asyncio.Event()])
-    failing = _FailsFor("call-1", dispatcher)
-    generation = await Gateway(settings(), failing, text).start(_completion(prompt=["a", "b"]), "call")
-    with pytest.raises(Unavailable, match="gone"):
-        async for _ in generation.pieces():
-            pass
-    assert dispatcher.n_open == 0
-
-
-async def test_closing_a_generation_cancels_its_requests(text: ModelText) -> None:
-    never = asyncio.Event()
-    dispatcher = ScriptedDispatcher(["a", never])
-    generation = await Gateway(settings(), dispatcher, text).start(_completion(prompt=["a", "b"]), "call")
-    pieces = generation.pieces()
-    await anext(pieces)
-    assert dispatcher.n_open == 2
-    await pieces.aclose()
-    assert dispatcher.n_open == 0
 
 
 async def test_an_unknown_model_is_refused(text: ModelText) -> None:
@@ -244,6 +147,16 @@ async def test_an_unknown_model_is_refused(text: ModelText) -> None:
     with pytest.raises(UnknownModel) as refused:
         await Gateway(settings(), ScriptedDispatcher(), text).start(call, "call")
     assert refused.value.param == "model"
+
+
+async def test_the_shortest_context_of_those_that_serve_is_the_limit(text: ModelText) -> None:
+    cards = (tiny_card("a", max_model_len=100), tiny_card("b", max_model_len=50), tiny_card("c", max_model_len=10))
+    replicas = (status(cards[0]), status(cards[1]), status(cards[2], "dead"))
+    dispatcher = ScriptedDispatcher(replicas=replicas)
+    await _pieces(text, completion(), dispatcher)
+    assert dispatcher.requests[0].params.max_tokens == 47
+    with pytest.raises(ContextTooLong, match="context is 50 tokens"):
+        await _pieces(text, completion(max_tokens=48), dispatcher)
 
 
 @pytest.mark.parametrize(
@@ -265,16 +178,138 @@ def test_a_model_is_known_by_its_served_name_or_the_last_part_of_its_source(
     gateway.check_model(source)
 
 
-async def test_the_shortest_context_of_those_that_serve_is_the_limit(text: ModelText) -> None:
-    cards = (tiny_card("a", max_model_len=100), tiny_card("b", max_model_len=50), tiny_card("c", max_model_len=10))
-    replicas = (status(cards[0]), status(cards[1]), status(cards[2], "dead"))
-    dispatcher = ScriptedDispatcher(replicas=replicas)
-    await _pieces(text, _completion(), dispatcher)
-    assert dispatcher.requests[0].params.max_tokens == 47
-    with pytest.raises(ContextTooLong, match="context is 50 tokens"):
-        await _pieces(text, _completion(max_tokens=48), dispatcher)
+async def test_everything_that_shapes_a_draw_reaches_the_replica(text: ModelText) -> None:
+    grammar = Grammar(kind=GrammarKind.REGEX, text="a+")
+    call = completion(
+        logprobs=3,
+        prompt_logprobs=1,
+        logit_bias=((7, -100.0), (8, 2.5)),
+        allowed_token_ids=(7, 8),
+        bad_words=("hi",),
+        grammar=grammar,
+    )
+    params = (await _request(text, call)).params
+    assert (params.logprobs, params.prompt_logprobs) == (3, 1)
+    assert params.logit_bias == ((7, -100.0), (8, 2.5))
+    assert (params.allowed_token_ids, params.grammar) == ((7, 8), grammar)
+    assert params.bad_words_ids == (ids_of("hi"), ids_of(" hi"))
 
 
-async def test_more_choices_than_the_settings_allow_are_refused(text: ModelText) -> None:
-    with pytest.raises(InvalidRequest, match="at most 2"):
-        await _pieces(text, _completion(n=3), ScriptedDispatcher(), settings(max_choices=2))
+async def test_an_echo_with_logprobs_asks_for_those_of_the_prompt(text: ModelText) -> None:
+    params = (await _request(text, completion(echoes=True, logprobs=2))).params
+    assert (params.logprobs, params.prompt_logprobs) == (2, 2)
+    params = (await _request(text, completion(echoes=True, logprobs=2, prompt_logprobs=5))).params
+    assert (params.logprobs, params.prompt_logprobs) == (2, 5)
+
+
+async def test_a_tenant_and_its_salt_are_one_salt_to_the_replica(text: ModelText) -> None:
+    assert (await _request(text, completion())).cache_salt == ""
+    salted = await _request(text, completion(tenant="a", cache_salt="b"))
+    assert salted.cache_salt == scoped_salt("a", "b")
+
+
+async def test_the_replica_is_told_what_is_left_of_the_time(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher()
+    gateway = Gateway(settings(), dispatcher, text)
+    now = asyncio.get_running_loop().time()
+    generation = await gateway.start(completion(timeout_s=60.0), "call", received_at=now - 20.0)
+    await _drained(generation)
+    (request,) = dispatcher.requests
+    assert request.timeout_s is not None
+    assert 30.0 < request.timeout_s <= 40.0
+
+
+async def test_a_call_whose_time_is_over_is_not_sent(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher()
+    gateway = Gateway(settings(), dispatcher, text)
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded, match="20 s"):
+        await gateway.start(completion(timeout_s=20.0), "call", received_at=now - 21.0)
+    assert dispatcher.requests == []
+
+
+async def test_c24_the_context_holds_exactly_its_tokens(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher(replicas=(status(tiny_card(max_model_len=4096)),))
+    await _pieces(text, completion(prompts=((5,) * 4095,), max_tokens=1), dispatcher)
+    with pytest.raises(ContextTooLong, match=r"4096 tokens; the prompt has 4095 and max_tokens is 2, 4097"):
+        await _pieces(text, completion(prompts=((5,) * 4095,), max_tokens=2), dispatcher)
+    with pytest.raises(ContextTooLong, match="4096 tokens"):
+        await _pieces(text, completion(prompts=((5,) * 4096,), max_tokens=1), dispatcher)
+    await _pieces(text, completion(prompts=((5,) * 4000,)), dispatcher)
+    assert [request.params.max_tokens for request in dispatcher.requests] == [1, 96]
+
+
+async def test_c23_a_length_error_names_limit_prompt_and_what_was_asked_for(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher(replicas=(status(tiny_card(max_model_len=2048)),))
+    call = completion(prompts=((5,) * 8,), max_tokens=2045, max_tokens_field="max_completion_tokens")
+    with pytest.raises(ContextTooLong, match=r"2048 tokens; .* has 8 and .* is 2045, 2053 together") as long:
+        await _pieces(text, call, dispatcher)
+    assert long.value.param == "max_completion_tokens"
+
+
+async def test_c25_no_output_tokens_may_be_asked_for_even_where_the_prompt_fills_the_context(
+    text: ModelText,
+) -> None:
+    dispatcher = ScriptedDispatcher(replicas=(status(tiny_card(max_model_len=16)),))
+    await _pieces(text, completion(prompts=((5,) * 16,), max_tokens=0), dispatcher)
+    assert dispatcher.requests[0].params.max_tokens == 0
+    with pytest.raises(ContextTooLong, match="has 17 tokens"):
+        await _pieces(text, completion(prompts=((5,) * 17,), max_tokens=0), dispatcher)
+
+
+class _Refuses:
+    async def check(self, grammar: Grammar, param: str) -> None:
+        raise InvalidRequest(f"{grammar.text} is no grammar", param)
+
+
+async def test_c11_a_grammar_that_is_none_is_refused_before_anything_is_sent(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher()
+    gateway = Gateway(settings(), dispatcher, text, grammars=_Refuses())
+    with pytest.raises(InvalidRequest, match="no grammar"):
+        await gateway.start(completion(grammar=Grammar(kind=GrammarKind.REGEX, text="(")), "call")
+    assert dispatcher.requests == []
+
+
+async def test_forced_tools_become_a_grammar_and_chosen_ones_do_not(text: ModelText) -> None:
+    tools = (Tool(name="bake"),)
+    templated = replace(text, chat_template=ChatTemplate(text.tokenizer, TEMPLATE + "{{ tools }}"))
+    for choice, is_forced in (("required", True), ("auto", False), ("none", False)):
+        tool_use = ToolUse(tools=tools, choice=choice)  # type: ignore[arg-type]
+        params = (await _request(templated, chat(tool_use=tool_use))).params
+        assert (params.grammar is not None) == is_forced
+
+
+async def test_an_answer_that_may_call_tools_has_a_parser(text: ModelText) -> None:
+    gateway = Gateway(settings(), ScriptedDispatcher(), text)
+    tools = (Tool(name="bake"),)
+    assert gateway.new_parser(chat()) is None
+    assert gateway.new_parser(completion()) is None
+    assert gateway.new_parser(chat(tool_use=ToolUse(tools=tools, choice="none"))) is None
+    new_parser = gateway.new_parser(chat(tool_use=ToolUse(tools=tools)))
+    assert new_parser is not None
+    assert new_parser() is not new_parser()
+
+
+async def test_c35_a_call_is_a_value_that_a_retry_sees_unchanged(text: ModelText) -> None:
+    dispatcher = ScriptedDispatcher()
+    call = chat("first", "second")
+    for _ in range(2):
+        await _pieces(text, call, dispatcher)
+    first, second = dispatcher.requests
+    assert first.prompt_ids == second.prompt_ids == (await _request(text, chat("first", "second"))).prompt_ids
+
+
+async def test_a_text_is_tokenised_with_or_without_what_the_tokenizer_adds(text: ModelText) -> None:
+    gateway = Gateway(settings(), ScriptedDispatcher(), text)
+    assert await gateway.tokenize(completion(prompts=("hi",))) == (0, *ids_of("hi"))
+    assert await gateway.tokenize(completion(prompts=("hi",)), adds_special_tokens=False) == ids_of("hi")
+    assert await gateway.tokenize(chat("hi")) == (await _request(text, chat("hi"))).prompt_ids
+
+
+async def test_ids_are_detokenised_without_special_tokens(text: ModelText) -> None:
+    gateway = Gateway(settings(), ScriptedDispatcher(), text)
+    assert await gateway.detokenize((0, *ids_of("ďábel"), END_ID)) == "ďábel"
+    with pytest.raises(InvalidRequest, match=f"token id {VOCABULARY_SIZE}"):
+        await gateway.detokenize((VOCABULARY_SIZE,))
+    with pytest.raises(ContextTooLong, match="600 tokens"):
+        await gateway.detokenize((5,) * 600)

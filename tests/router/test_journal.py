@@ -1,8 +1,10 @@
 """The journal: what has been emitted, once, and how it would go on elsewhere."""
 
+from dataclasses import replace
+
 import pytest
 from bakehouse_replica.core.hashing import choice_seed
-from bakehouse_replica.core.types import FinishReason, Request, SamplingParams, TokenDelta
+from bakehouse_replica.core.types import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
 from bakehouse_router.journal import Journal
 
 
@@ -34,6 +36,49 @@ def test_a_delta_is_cut_to_what_is_new(
     accepted = journal.accept(delta(start, *token_ids))
 
     assert (accepted and (accepted.start, accepted.token_ids)) == new
+
+
+def scores(*ranks: int) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(logprob=-float(rank), rank=rank) for rank in ranks)
+
+
+def test_log_probabilities_are_cut_with_their_ids() -> None:
+    journal = Journal(request())
+    journal.accept(replace(delta(0, 10, 11), logprobs=scores(1, 2)))
+
+    accepted = journal.accept(replace(delta(1, 11, 12, 13), logprobs=scores(2, 3, 4)))
+
+    assert accepted == replace(delta(2, 12, 13), logprobs=scores(3, 4))
+
+
+def test_the_prompt_s_log_probabilities_pass_once() -> None:
+    journal = Journal(request(n=2))
+    first = replace(delta(0, 10), prompt_logprobs=scores(1))
+
+    assert journal.accept(first) == first
+    accepted = journal.accept(replace(delta(0, 10, 11), prompt_logprobs=scores(1)))
+
+    assert accepted == delta(1, 11)
+
+
+@pytest.mark.parametrize(("choice", "wanted"), [(0, 3), (1, None)])
+def test_only_the_first_choice_asks_for_the_prompt_s_log_probabilities_again(
+    choice: int, wanted: int | None
+) -> None:
+    asked = request(n=2)
+    journal = Journal(replace(asked, params=replace(asked.params, prompt_logprobs=3)))
+
+    assert dict(journal.resume_requests())[choice].params.prompt_logprobs == wanted
+
+
+def test_what_has_been_delivered_of_the_prompt_is_not_asked_for_again() -> None:
+    asked = request()
+    journal = Journal(replace(asked, params=replace(asked.params, prompt_logprobs=3)))
+    journal.accept(replace(delta(0, 10), prompt_logprobs=scores(1)))
+
+    ((_, resumed),) = journal.resume_requests()
+
+    assert resumed == request(prior=(10,))
 
 
 def test_a_gap_is_refused_and_changes_nothing() -> None:

@@ -24,10 +24,10 @@ def test_c63_each_call_gives_one_sample_of_its_first_token_and_aborted_ones_none
         is_aborted = index < 2
         for _ in range(0 if is_aborted else 3):
             watch.see_token()
-        watch.end("cancelled" if is_aborted else "stop", USAGE)
+        watch.end("cancelled" if is_aborted else "complete", USAGE)
     found = samples(metrics)
     assert found["bakehouse_time_to_first_token_seconds_count", ("chat",)] == 8
-    assert found["bakehouse_calls_total", ("chat", "stop")] == 8
+    assert found["bakehouse_calls_total", ("chat", "complete")] == 8
     assert found["bakehouse_calls_total", ("chat", "cancelled")] == 2
 
 

@@ -5,10 +5,14 @@ from pathlib import Path
 from random import Random
 
 import torch
+from bakehouse_kernels.dispatch import select_ops
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
-from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.executors.in_process import build_executor
 from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.constraint import ConstraintSource
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import DecoderWeights, load_weights
@@ -27,6 +31,19 @@ def open_model(path: Path, cache_root: Path) -> ModelFiles:
 def load(files: ModelFiles, dtype: torch.dtype = torch.float32) -> tuple[ModelSpec, DecoderWeights]:
     spec = read_spec(files)
     return spec, load_weights(files, spec, dtype=dtype, device=CPU)
+
+
+def executor_of(files: ModelFiles, *, n_blocks: int, constraints: ConstraintSource | None = None) -> Executor:
+    """The model in float32 on the CPU's own kernels, with blocks of `BLOCK_SIZE`."""
+    spec, weights = load(files)
+    return build_executor(
+        spec=spec,
+        weights=weights,
+        ops=select_ops(CPU, torch.float32, torch.get_num_threads()),
+        capacity=Capacity(n_blocks=n_blocks, block_size=BLOCK_SIZE, max_step_tokens=512, max_sequences=32),
+        dtype=torch.float32,
+        constraints=constraints,
+    )
 
 
 def paged_logits(
@@ -65,7 +82,8 @@ def paged_logits(
             )
             for s in active
         )
-        logits_RV = decoder.forward(build_batch(chunks, block_size=BLOCK_SIZE, device=CPU), cache)
+        batch = build_batch(chunks, block_size=BLOCK_SIZE, device=CPU)
+        logits_RV = decoder.logits(decoder.forward(batch, cache)[batch.sample_at_R])
         for row, s in enumerate(active):
             found[s][ends[s] - 1] = logits_RV[row]
             starts[s] = ends[s]

@@ -6,13 +6,15 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from bakehouse_replica.core.types import (
     Capacity,
     Delivery,
+    Failure,
     FinishReason,
     ReplicaCard,
     ReplicaLoad,
@@ -22,15 +24,20 @@ from bakehouse_replica.core.types import (
     SchedulingPolicy,
     StepPlan,
     TokenDelta,
+    TokenLogprob,
     Usage,
 )
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
+from bakehouse_router.admission import WaitingQueue
 from bakehouse_router.api.http import build_api
+from bakehouse_router.calls import ChatCall, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import RequestDispatcher
 from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.structured import GrammarChecker
+from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText, build_model_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -116,15 +123,30 @@ def status(card: ReplicaCard, problem: str | None = None) -> ReplicaStatus:
 Step = str | tuple[TokenDelta, ...] | Exception | asyncio.Event
 
 
-def delta(choice: int, text: str, finish: FinishReason | None = None) -> TokenDelta:
-    """New text of a choice; the script's player fills in where it starts, and the usage."""
-    return TokenDelta(request_id="", choice=choice, start=0, token_ids=ids_of(text), finish=finish)
+def delta(
+    choice: int, text: str, finish: FinishReason | None = None, *, failure: Failure | None = None
+) -> TokenDelta:
+    """New text of a choice; the script's player fills in where it starts, the usage and the log-probabilities."""
+    return TokenDelta(
+        request_id="", choice=choice, start=0, token_ids=ids_of(text), finish=finish, failure=failure
+    )
+
+
+def logprob_of(token_id: int, n_top: int) -> TokenLogprob:
+    """A made-up log-probability, by which a token is known again."""
+    top = tuple((token_id + rank, -float(token_id) - rank) for rank in range(n_top))
+    return TokenLogprob(logprob=-float(token_id), rank=1, top=top)
+
+
+def _logprobs(token_ids: Sequence[int], n_top: int | None) -> tuple[TokenLogprob, ...]:
+    return () if n_top is None else tuple(logprob_of(token_id, n_top) for token_id in token_ids)
 
 
 @dataclass
 class ScriptedDispatcher:
     """Plays `script` for every request: a text is a delivery of choice 0, an exception is raised, an event is
-    waited for. Where the script ends without a `finish`, choice 0 ends by length.
+    waited for. Where the script ends without a `finish`, choice 0 ends by length. Log-probabilities that a request
+    asks for are those of `logprob_of`.
     """
 
     script: Sequence[Step] = ()
@@ -165,15 +187,16 @@ class ScriptedDispatcher:
                 cached_tokens=self.cached_tokens,
                 completion_tokens=counts[one.choice],
             )
+            is_first = start == 0 and (one.choice == 0 or bool(one.token_ids))
+            scored = request.prompt_ids[1:] if start == 0 and one.choice == 0 else ()
             placed.append(
-                TokenDelta(
+                replace(
+                    one,
                     request_id=request.request_id,
-                    choice=one.choice,
                     start=start,
-                    token_ids=one.token_ids,
-                    finish=one.finish,
-                    failure=one.failure,
-                    usage=usage if one.finish else None,
+                    logprobs=_logprobs(one.token_ids, request.params.logprobs),
+                    prompt_logprobs=_logprobs(scored, request.params.prompt_logprobs),
+                    usage=usage if one.finish or is_first else None,
                 )
             )
         return Delivery(replica_id=self.replicas[0].card.replica_id, deltas=tuple(placed))
@@ -201,6 +224,22 @@ async def fake_engine(
         await engine.close()
 
 
+Prompts = tuple[str | tuple[int, ...], ...]
+
+
+def completion(*, prompts: Prompts = ((5, 6, 7),), echoes: bool = False, **options: Any) -> CompletionCall:
+    """A completion of the tiny model; `options` are those of `GenerationOptions`."""
+    chosen = GenerationOptions(**options)
+    return CompletionCall(model=MODEL, prompts=prompts, options=chosen, echoes=echoes)
+
+
+def chat(*contents: str, tool_use: ToolUse | None = None, **options: Any) -> ChatCall:
+    """A chat with the tiny model, of user messages."""
+    messages = tuple(ChatMessage(role="user", content=content) for content in contents or ("hi",))
+    chosen = GenerationOptions(**options)
+    return ChatCall(model=MODEL, messages=messages, options=chosen, tool_use=tool_use)
+
+
 def settings(**changes: float) -> GatewaySettings:
     """The tiny model's gateway settings."""
     return GatewaySettings(served_name=MODEL, **changes)  # type: ignore[arg-type]
@@ -213,7 +252,10 @@ async def served(
     """The address of a real server over `dispatcher`, or over an engine by the real dispatcher."""
     if isinstance(dispatcher, Engine):
         dispatcher = Dispatcher(dispatcher)
-    gateway = Gateway(gateway_settings or settings(), dispatcher, text)
+    chosen = gateway_settings or settings()
+    queue = WaitingQueue(max_requests=chosen.max_queued_requests, max_tokens=chosen.max_queued_tokens)
+    grammars = GrammarChecker(text.tokenizer.vocabulary, chosen)
+    gateway = Gateway(chosen, dispatcher, text, grammars=grammars, admission=queue)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build_api(gateway), log_config=None, lifespan="off", ws="none")
     config.load()
@@ -224,6 +266,6 @@ async def served(
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
-        await running
+        running.cancel()  # it looks only every 0.1 s whether it should end
+        await asyncio.wait([running])
         await server.shutdown(sockets=[listener])

@@ -4,7 +4,7 @@ Everything here looks at the request and constants only; whether there is room *
 business. Every refusal names the field, the value and the limit.
 """
 
-from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.errors import ContextTooLong, InvalidRequest
 from bakehouse_replica.core.types import Capacity, Request
 
 MAX_TOKEN_ID = 2**31 - 1  # ids are hashed and sent to the device as 32-bit ints
@@ -27,23 +27,24 @@ def output_limit(request: Request, capacity: Capacity, max_model_len: int) -> in
     """
     params, n_prompt, n_prior = request.params, len(request.prompt_ids), len(request.prior_output)
     _check_fields(request, capacity)
-    if n_prompt >= max_model_len:
-        raise InvalidRequest(
+    if params.max_tokens is None and n_prompt >= max_model_len:
+        raise ContextTooLong(
             f"prompt has {n_prompt} tokens; with at least one to generate, the limit is {max_model_len - 1} "
             f"(max_model_len {max_model_len})",
             "prompt",
         )
     if params.max_tokens is not None and n_prompt + params.max_tokens > max_model_len:
-        raise InvalidRequest(
+        raise ContextTooLong(
             f"prompt ({n_prompt} tokens) plus max_tokens ({params.max_tokens}) is {n_prompt + params.max_tokens}; "
             f"the limit is {max_model_len} (max_model_len)",
-            "max_tokens",
+            "max_tokens" if n_prompt < max_model_len else "prompt",
         )
     n_limit = max_model_len - n_prompt if params.max_tokens is None else params.max_tokens
     if n_prior > n_limit:
         raise InvalidRequest(f"prior_output has {n_prior} tokens; the limit is {n_limit}", "prior_output")
     # The last output token is never computed, so it needs no place in a block.
-    n_stored = n_prompt + (params.max_tokens or n_prior + 1) - 1
+    n_output = n_prior + 1 if params.max_tokens is None else max(params.max_tokens, 1)
+    n_stored = n_prompt + n_output - 1
     n_needed = -(-n_stored // capacity.block_size)
     if n_needed > capacity.n_blocks:
         raise InvalidRequest(

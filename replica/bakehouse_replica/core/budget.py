@@ -1,10 +1,10 @@
 """How the tokens of one step are shared out among running sequences. Reads them; changes none.
 
-Each decoding sequence gets its one token. What is left is for prefill, capped while anything decodes. Long
-prefills are served last but never starved: half of the prefill tokens are theirs for as long as one is running,
-the other half goes to short prompts, running ones first, and then to newcomers. What those leave over goes to
-whoever still has tokens to compute. So a short prompt gets its first token after a few steps, however long the
-prompt is that arrived before it.
+Each decoding sequence gets the tokens of its newest draw, as long as one is left for everybody else who runs.
+What is left then is for prefill, capped while anything decodes. Long prefills are served last but never starved:
+half of the prefill tokens are theirs for as long as one is running, the other half goes to short prompts, running
+ones first, and then to newcomers. What those leave over goes to whoever still has tokens to compute. So a short
+prompt gets its first token after a few steps, however long the prompt is that arrived before it.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,16 @@ def is_long(n_missing: int, policy: SchedulingPolicy) -> bool:
     return n_missing > policy.long_prefill_tokens
 
 
+def _share_further(grants: dict[Sequence, int], n_tokens: int) -> int:
+    """Adds to the grants of decoding sequences what their draws need, in order; returns how much of `n_tokens`."""
+    n_left = n_tokens
+    for sequence in grants:
+        n_more = min(sequence.n_missing - 1, n_left)
+        grants[sequence] += n_more
+        n_left -= n_more
+    return n_tokens - n_left
+
+
 @dataclass(slots=True, eq=False)
 class StepBudget:
     """Tokens granted to each sequence in this step, and prefill tokens left to grant."""
@@ -31,18 +41,26 @@ class StepBudget:
         cls, running: Iterable[Sequence], capacity: Capacity, policy: SchedulingPolicy
     ) -> "StepBudget":
         """Grants for the running sequences, given in order of service: decodes, then short, then long prefills."""
-        decoding: list[Sequence] = []
+        grants: dict[Sequence, int] = {}
         short: list[Sequence] = []
         long: list[Sequence] = []
+        n_further = 0  # tokens that decoding sequences could do with beyond the one that each is sure of
         for sequence in running:
             n_missing = sequence.n_missing
-            group = decoding if n_missing == 1 else long if is_long(n_missing, policy) else short
-            group.append(sequence)
-        n_prefill = capacity.max_step_tokens - len(decoding)
-        if decoding:
+            if n_missing <= sequence.n_drawn:
+                grants[sequence] = 1
+                n_further += n_missing - 1
+            elif is_long(n_missing, policy):
+                long.append(sequence)
+            else:
+                short.append(sequence)
+        n_prefill = capacity.max_step_tokens - len(grants)
+        if n_further:
+            n_prefill -= _share_further(grants, n_prefill - len(short) - len(long))
+        if grants:
             n_prefill = min(n_prefill, policy.max_prefill_tokens)
         n_reserved = n_prefill // 2 if long else 0
-        budget = cls(n_prefill - n_reserved, dict.fromkeys(decoding, 1))
+        budget = cls(n_prefill - n_reserved, grants)
         for sequence in short:
             budget.grant(sequence)
         n_left_by_short = budget.prefill_left

@@ -1,7 +1,8 @@
 """The executor protocol: whatever can carry out a step plan.
 
 The driver owns time; an executor owns the KV cache and nothing else. One conformance suite
-(`tests/replica/executors/test_conformance.py`) is the definition; every executor passes it.
+(`tests/replica/executors/test_conformance.py` and `test_conformance_reports.py`) is the definition; every executor
+passes it.
 """
 
 from typing import Protocol
@@ -10,7 +11,7 @@ from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, Ste
 
 
 class Executor(Protocol):
-    """Carries out step plans, one at a time, from one thread; only `prepare` may be called from others."""
+    """Carries out step plans, one at a time, from one thread; only `prepare` and `close` may come from others."""
 
     @property
     def capacity(self) -> Capacity:
@@ -34,5 +35,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Release memory and threads; idempotent."""
+        """Release memory and threads; idempotent. Where a step hangs, this comes during it, and may end it."""
         ...

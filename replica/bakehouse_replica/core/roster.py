@@ -36,8 +36,10 @@ class Roster:
         return sequence
 
     def match(self, sequence: Sequence) -> list[int]:
-        """The registered blocks it could start from; at least one token is left to compute, for its logits."""
-        n_blocks = (len(sequence.tokens) - 1) // self._pool.block_size
+        """The registered blocks it could start from; what yields logits that it needs is left to compute."""
+        call = sequence.call
+        n_known = call.n_scored if call.owes_scores else len(sequence.tokens) - 1
+        n_blocks = n_known // self._pool.block_size
         self._hash(sequence, n_blocks)
         return self._pool.match(sequence.block_hashes[:n_blocks], sequence.tokens)
 
@@ -84,6 +86,8 @@ class Roster:
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """All choices of an unforked call, the first one being `sequence`; they share all its blocks."""
         choices = [sequence]
+        if len(sequence.seeds) == 1:
+            return choices
         for choice in range(1, sequence.n_slots):
             child = sequence.forked(choice, next(self._sequence_ids))
             self._pool.share(child.block_table)
@@ -121,6 +125,12 @@ class Roster:
         known = {sequence for call in self.calls.values() for sequence in call.sequences}
         assert known == {*self.waiting, *self.running}, "a sequence is in a queue but not in its call, or reversed"
         assert all(call.sequences for call in self.calls.values()), "a call is left without sequences"
+        for sequence in known:
+            assert sequence.n_missing > 0, f"sequence {sequence.sequence_id} has nothing left to compute"
+            assert sequence.call.n_scored >= min(sequence.n_computed, sequence.call.n_to_score), (
+                f"sequence {sequence.sequence_id} has computed {sequence.n_computed} tokens, "
+                f"but {sequence.call.n_scored} scores"
+            )
         self._pool.check([sequence.block_table for sequence in self.running])
 
     def _hash(self, sequence: Sequence, n_blocks: int) -> None:

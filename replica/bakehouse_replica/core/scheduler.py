@@ -40,13 +40,13 @@ needs placeholder ids for tokens not yet drawn, and `Roster` must then hold bloc
 write them have been applied. Neither shows outside the core.)
 """
 
-from dataclasses import dataclass
 from itertools import count
 
 from bakehouse_replica.core.admission import n_slots_of, output_limit
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.budget import StepBudget, is_long
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
+from bakehouse_replica.core.flight import Flight
 from bakehouse_replica.core.hashing import HashScope, root_hash
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.room import Room, n_blocks_needed
@@ -72,15 +72,6 @@ RESIDENT_HASHES_REPORTED = 512  # 4 KiB a snapshot
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """The plan that was handed out, with the sequence of each of its chunks."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    planned_at: float
-
-
 class Scheduler:
     """Schedules the requests of one replica. Tests break the pool by `pool_type`."""
 
@@ -103,7 +94,7 @@ class Scheduler:
         self._early_aborts = RecentIds(REMEMBERED_IDS)
         self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
         self._outbox: list[TokenDelta] = []
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._arrivals = count()
         self._steps = count()
         self._step_time_s = 0.0
@@ -134,7 +125,7 @@ class Scheduler:
         sequence = self._enter(request, n_output_limit, now)
         self._early_aborts.forget(request.request_id)
         reason = FinishReason.CANCELLED if is_aborted else sequence.finish_reason()
-        if reason is not None:
+        if reason is not None and (is_aborted or not sequence.call.owes_scores):
             self._end(sequence, reason)
 
     def abort(self, request_id: str) -> None:
@@ -169,29 +160,35 @@ class Scheduler:
             return None
         chunks = tuple(sequence.chunk(n_tokens) for sequence, n_tokens in budget.grants.items())
         plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
-        self._flight = _Flight(plan, tuple(budget.grants), now)
+        self._flight = Flight(plan, tuple(budget.grants), now)
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
-        """Books what the step in flight computed; returns its deltas, in the plan's order."""
+        """Books what the step in flight computed; returns its deltas, in the plan's order.
+
+        Of a draw, nothing is kept behind the token that ends its choice. A draw that failed ends its choice alone.
+        """
         flight = self._flight
         assert flight is not None, f"step {result.step} is not in flight; no step is"
-        expected = [(c.sequence_id, len(c.sample.seeds)) for c in flight.plan.chunks if c.sample is not None]
-        found = [(sampled.sequence_id, len(sampled.draws)) for sampled in result.sampled]
-        assert (result.step, found) == (flight.plan.step, expected), (
-            f"step {flight.plan.step} wants tokens of {expected}; the result of step {result.step} has {found}"
-        )
+        flight.check(result)
         self._flight = None
         self._version += 1
         self._measure(now - flight.planned_at)
-        sampled_in_order = iter(result.sampled)
+        sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
         for chunk, sequence in zip(flight.plan.chunks, flight.sequences, strict=True):
-            draws = () if chunk.sample is None else next(sampled_in_order).draws
-            if sequence.status is not Status.ENDED:
-                sequence.n_computed += len(chunk.token_ids)
-                self._roster.register(sequence)
+            scores = () if chunk.score is None else next(scored).logprobs
+            draws = () if chunk.sample is None else next(sampled).draws
+            if sequence.status is Status.ENDED:
+                continue
+            sequence.n_computed += len(chunk.token_ids)
+            self._roster.register(sequence)
+            if scores:
+                sequence.call.collect(scores)
+            if draws:
                 deltas += self._extend(sequence, draws)
+            elif scores:
+                deltas += self._end_scored(sequence)
         return deltas
 
     def take_deltas(self) -> list[TokenDelta]:
@@ -203,7 +200,7 @@ class Scheduler:
         """A snapshot for routers and metrics."""
         running, waiting = self._roster.running, self._roster.waiting
         waiting_tokens = sum(sequence.n_missing for sequence in waiting)
-        waiting_tokens += sum(sequence.n_missing for sequence in running if sequence.n_missing > 1)
+        waiting_tokens += sum(sequence.n_missing for sequence in running if not sequence.is_decoding)
         return ReplicaLoad(
             version=self._version,
             n_running=len(running),
@@ -229,18 +226,17 @@ class Scheduler:
             key=self._hash_key,
             salt=request.cache_salt,
         )
-        call = Call(
-            request=request,
+        call = Call.of(
+            request,
             arrival=next(self._arrivals),
-            deadline=None if request.timeout_s is None else now + request.timeout_s,
+            now=now,
             n_output_limit=n_output_limit,
             root_hash=root_hash(scope),
-            stop_ids=frozenset(request.params.stop_token_ids),
         )
         return self._roster.enter(call, seed)
 
     def _end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
-        self._outbox += sequence.deltas((), reason, failure)
+        self._outbox += sequence.ends(reason, failure)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -334,7 +330,8 @@ class Scheduler:
         """Whether a newcomer with so many tokens to compute may join the prefills that run."""
         if not is_long(n_missing, self._policy):
             return True
-        n_long = sum(is_long(sequence.n_missing, self._policy) for sequence in self._roster.running)
+        prefills = (sequence for sequence in self._roster.running if not sequence.is_decoding)
+        n_long = sum(is_long(sequence.n_missing, self._policy) for sequence in prefills)
         return n_long < self._policy.max_long_prefills
 
     def _room(self, n_staying: int) -> Room:
@@ -343,15 +340,24 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, draws: tuple[Draw, ...]) -> list[TokenDelta]:
         """Appends what was drawn for a sequence, a draw for each of its choices, and forks it if it must."""
-        if not draws:
-            return []
         deltas: list[TokenDelta] = []
         for choice, draw in zip(self._roster.fork(sequence), draws, strict=True):
-            choice.tokens += draw.token_ids
-            reason = choice.finish_reason()
-            deltas += choice.deltas(draw.token_ids, reason)
+            kept, reason = choice.accept(draw)
+            failure = None
+            if reason is FinishReason.ERROR:
+                failure = Failure(kind=FailureKind.GRAMMAR, message=draw.failure or "")
+            deltas.append(choice.delta(kept, reason, failure))
             if reason is not None:
                 self._forget(choice)
+        return deltas
+
+    def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
+        """Ends a sequence that has waited for nothing but the scores of its prompt, once it has them."""
+        reason = sequence.finish_reason()
+        if reason is None or sequence.call.owes_scores:
+            return []
+        deltas = sequence.ends(reason)
+        self._forget(sequence)
         return deltas
 
     def _measure(self, elapsed_s: float) -> None:

@@ -5,10 +5,15 @@ A sequence's tokens, and what each stretch of them is:
     [0, len(prompt))              prompt
     [len(prompt), len(tokens))    output, replayed `prior_output` included
     [0, n_computed)               in the KV cache, in the blocks of `block_table`
-    [n_computed, len(tokens))     still to be computed: one token while decoding, more while in prefill
+    [n_computed, len(tokens))     still to be computed: the newest draw while decoding, more while in prefill
 
-After the step that computes the last of them, one token is drawn and appended; so the newest token of a live
-sequence is never computed yet. Preemption sets `n_computed` to 0 and empties the table; nothing else is lost.
+After the step that computes the last of them, a draw of one or several tokens is appended; so the newest token of
+a live sequence is never computed yet. Preemption sets `n_computed` to 0 and empties the table; nothing else is
+lost.
+
+Where the log-probabilities of the prompt are asked for, token t gets its own from the step that computes position
+t - 1. The call collects them in order, so `n_scored` says which are still owed: neither a recomputed position nor
+a cached block before it is asked twice. A sequence that has no output to wait for ends with the last of them.
 
                admit                 end
     WAITING ──────────► RUNNING ──────────► ENDED        WAITING ──► ENDED: aborted, expired, or no room
@@ -19,11 +24,25 @@ A request with n > 1 is one sequence until the end of its prefill, and reserves 
 which from then on are scheduled, preempted and ended apart. Both records are private to the core.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from bakehouse_replica.core.hashing import choice_seed
-from bakehouse_replica.core.types import Chunk, Failure, FinishReason, Request, Sample, TokenDelta, Usage
+from bakehouse_replica.core.types import (
+    Chunk,
+    Draw,
+    Failure,
+    FinishReason,
+    Request,
+    Sample,
+    Score,
+    TokenDelta,
+    TokenLogprob,
+    Usage,
+)
+
+_NOTHING = Draw(token_ids=())
 
 
 class Status(Enum):
@@ -36,7 +55,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
-    """What the choices of one request share. `cached_tokens` is None until the first admission."""
+    """What the choices of one request share. `cached_tokens` is None until the first admission.
+
+    `n_to_score`: how many prompt tokens get a log-probability; `scores` are those collected and not delivered.
+    """
 
     request: Request
     arrival: int
@@ -44,8 +66,46 @@ class Call:
     n_output_limit: int
     root_hash: bytes
     stop_ids: frozenset[int]
+    shows_prompt: bool  # to the sampler
+    shows_output: bool
+    n_to_score: int
+    n_scored: int = 0
+    scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
     sequences: list["Sequence"] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, *, arrival: int, now: float, n_output_limit: int, root_hash: bytes) -> "Call":
+        """The call that `request` begins at time `now`."""
+        params = request.params
+        return cls(
+            request=request,
+            arrival=arrival,
+            deadline=None if request.timeout_s is None else now + request.timeout_s,
+            n_output_limit=n_output_limit,
+            root_hash=root_hash,
+            stop_ids=frozenset(params.stop_token_ids),
+            shows_prompt=params.has_penalties,
+            shows_output=params.needs_output,
+            n_to_score=0 if params.prompt_logprobs is None else len(request.prompt_ids) - 1,
+        )
+
+    @property
+    def owes_scores(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed."""
+        return self.n_scored < self.n_to_score
+
+    def collect(self, scores: Iterable[TokenLogprob]) -> None:
+        """Takes the next log-probabilities of the prompt."""
+        self.scores += scores
+        self.n_scored = len(self.scores)
+
+    def take_scores(self) -> tuple[TokenLogprob, ...]:
+        """All of them, once they are complete and once only."""
+        if self.owes_scores or not self.scores:
+            return ()
+        scores, self.scores = tuple(self.scores), []
+        return scores
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -67,6 +127,7 @@ class Sequence:
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
     n_computed: int = 0
+    n_drawn: int = 1  # tokens of the newest draw
     n_registered: int = 0  # leading blocks of the table that are findable
     is_registrable: bool = True  # False once a hash collided: what follows would have no registered parent
 
@@ -115,6 +176,11 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether nothing but its newest draw is missing."""
+        return len(self.tokens) - self.n_computed <= self.n_drawn
+
+    @property
     def n_slots(self) -> int:
         """Sequences this one is or will become."""
         return len(self.seeds)
@@ -131,55 +197,83 @@ class Sequence:
             return FinishReason.LENGTH
         return None
 
+    def accept(self, draw: Draw) -> tuple[Draw, FinishReason | None]:
+        """Appends a draw up to the token that ends the choice; returns what was appended, and why it ends."""
+        reason: FinishReason | None = None
+        for n_kept, token_id in enumerate(draw.token_ids, start=1):
+            self.tokens.append(token_id)
+            reason = self.finish_reason()
+            if reason is not None and n_kept < len(draw.token_ids):
+                kept = replace(draw, token_ids=draw.token_ids[:n_kept], logprobs=draw.logprobs[:n_kept])
+                return kept, reason
+        self.n_drawn = len(draw.token_ids)
+        if draw.is_complete:
+            return draw, FinishReason.STOP
+        if reason is None and draw.failure is not None:
+            return draw, FinishReason.ERROR
+        return draw, reason
+
     def chunk(self, n_tokens: int) -> Chunk:
         """Its next `n_tokens` as work for an executor; sampled where they are all that is missing."""
-        start, end = self.n_computed, self.n_computed + n_tokens
+        start, end, owes_scores = self.n_computed, self.n_computed + n_tokens, self.call.owes_scores
+        is_last = end == len(self.tokens) and not (owes_scores and self.finish_reason() is not None)
         return Chunk(
             sequence_id=self.sequence_id,
             token_ids=tuple(self.tokens[start:end]),
             start=start,
             block_ids=tuple(self.block_table),
-            sample=self._sample() if end == len(self.tokens) else None,
+            sample=self._sample() if is_last else None,
+            score=self._score(start, end) if owes_scores else None,
         )
 
-    def deltas(
-        self,
-        token_ids: tuple[int, ...] = (),
-        finish: FinishReason | None = None,
-        failure: Failure | None = None,
-    ) -> list[TokenDelta]:
-        """The news that `token_ids` are its newest output, for each choice that it is or would have become."""
-        request = self.call.request
-        start = self.n_output - len(token_ids)
+    def delta(self, news: Draw, finish: FinishReason | None = None, failure: Failure | None = None) -> TokenDelta:
+        """The news of this choice: what was appended last, and whether it ends with that."""
+        return self._delta(self.choice, news, finish, failure)
+
+    def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
+        """Terminal deltas without tokens, for each choice that it is or would have become."""
+        choices = range(self.choice, self.choice + len(self.seeds))
+        return [self._delta(choice, _NOTHING, finish, failure) for choice in choices]
+
+    def _delta(self, choice: int, news: Draw, finish: FinishReason | None, failure: Failure | None) -> TokenDelta:
+        call = self.call
+        request, n_output = call.request, len(self.tokens) - self.n_prompt
+        start = n_output - len(news.token_ids)
+        is_first = start == len(request.prior_output)
         usage = None
         # With the first tokens too: whoever ends the choice by a stop string never sees the last delta.
-        if finish is not None or start == len(request.prior_output):
+        if finish is not None or is_first:
             # The prompt's counts are the request's: equal in all of its choices, not to be summed over them.
             usage = Usage(
-                prompt_tokens=self.n_prompt,
-                cached_tokens=self.call.cached_tokens or 0,
-                completion_tokens=self.n_output,
+                prompt_tokens=self.n_prompt, cached_tokens=call.cached_tokens or 0, completion_tokens=n_output
             )
-        return [
-            TokenDelta(
-                request_id=request.request_id,
-                choice=choice,
-                start=start,
-                token_ids=token_ids,
-                finish=finish,
-                usage=usage,
-                failure=failure,
-            )
-            for choice in range(self.choice, self.choice + self.n_slots)
-        ]
+        return TokenDelta(
+            request_id=request.request_id,
+            choice=choice,
+            start=start,
+            token_ids=news.token_ids,
+            logprobs=news.logprobs,
+            prompt_logprobs=call.take_scores() if is_first and choice == 0 else (),
+            finish=finish,
+            usage=usage,
+            failure=failure,
+        )
 
     def _sample(self) -> Sample:
-        request = self.call.request
-        has_penalties = request.params.has_penalties
+        call = self.call
         return Sample(
-            params=request.params,
+            params=call.request.params,
             seeds=self.seeds,
-            output_index=self.n_output,
-            prompt_ids=request.prompt_ids if has_penalties else (),
-            output_ids=tuple(self.tokens[self.n_prompt :]) if has_penalties else (),
+            output_index=len(self.tokens) - self.n_prompt,
+            choice=self.choice,
+            prompt_ids=call.request.prompt_ids if call.shows_prompt else (),
+            output_ids=tuple(self.tokens[self.n_prompt :]) if call.shows_output else (),
         )
+
+    def _score(self, start: int, end: int) -> Score | None:
+        """What the positions `start` to `end` can add to the scores that are owed."""
+        n_scored, n_top = self.call.n_scored, self.call.request.params.prompt_logprobs
+        assert n_top is not None, "nothing is owed where nothing was asked for"
+        assert start <= n_scored, f"positions {n_scored} to {start} were skipped, which the prompt's scores need"
+        target_ids = tuple(self.tokens[n_scored + 1 : min(end + 1, self.n_prompt)])
+        return Score(first_row=n_scored - start, target_ids=target_ids, n_top=n_top) if target_ids else None

@@ -42,6 +42,87 @@ def _require(condition: bool, param: str, value: object, limit: str) -> None:
         raise InvalidRequest(f"{param} is {value!r}; it must be {limit}", param)
 
 
+_INTEGERS = ("n", "min_tokens")
+_OPTIONAL_INTEGERS = ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def _check_types(params: "SamplingParams") -> None:
+    for name in (*_INTEGERS, *_OPTIONAL_INTEGERS):
+        value = getattr(params, name)
+        is_right = _is_integer(value) or (value is None and name in _OPTIONAL_INTEGERS)
+        _require(is_right, name, value, "an integer")
+    for name in _NUMBERS:
+        value = getattr(params, name)
+        _require(_is_integer(value) or isinstance(value, float), name, value, "a number")
+
+
+def _check_ranges(params: "SamplingParams") -> None:
+    _require(params.n >= 1, "n", params.n, "at least 1")
+    _require(params.max_tokens is None or params.max_tokens >= 0, "max_tokens", params.max_tokens, "at least 0")
+    _require(params.min_tokens >= 0, "min_tokens", params.min_tokens, "at least 0")
+    _require(
+        params.max_tokens is None or params.min_tokens <= params.max_tokens,
+        "min_tokens",
+        params.min_tokens,
+        f"at most max_tokens ({params.max_tokens})",
+    )
+    _require(0.0 <= params.temperature <= 100.0, "temperature", params.temperature, "between 0 and 100")
+    _require(params.top_k is None or params.top_k >= 1, "top_k", params.top_k, "at least 1")
+    _require(0.0 < params.top_p <= 1.0, "top_p", params.top_p, "above 0 and at most 1")
+    _require(0.0 <= params.min_p <= 1.0, "min_p", params.min_p, "between 0 and 1")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        _require(-2.0 <= value <= 2.0, name, value, "between -2 and 2")
+    _require(
+        0.01 <= params.repetition_penalty <= 10.0,  # logits divided by less leave float32's range
+        "repetition_penalty",
+        params.repetition_penalty,
+        "between 0.01 and 10",
+    )
+    is_seed = params.seed is None or -(2**63) <= params.seed < 2**63
+    _require(is_seed, "seed", params.seed, "a signed 64-bit integer")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        _require(value is None or value >= 0, name, value, "at least 0")
+
+
+def _check_token_ids(params: "SamplingParams") -> None:
+    _require(
+        all(map(_is_token_id, params.stop_token_ids)),
+        "stop_token_ids",
+        params.stop_token_ids,
+        "non-negative token ids",
+    )
+    _require(
+        all(_is_token_id(token) and -100.0 <= bias <= 100.0 for token, bias in params.logit_bias),
+        "logit_bias",
+        params.logit_bias,
+        "non-negative token ids with numbers between -100 and 100",
+    )
+    allowed = params.allowed_token_ids
+    _require(
+        allowed is None or (bool(allowed) and all(map(_is_token_id, allowed))),
+        "allowed_token_ids",
+        allowed,
+        "at least one non-negative token id",
+    )
+    _require(
+        all(word and all(map(_is_token_id, word)) for word in params.bad_words_ids),
+        "bad_words_ids",
+        params.bad_words_ids,
+        "non-empty sequences of non-negative token ids",
+    )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 class GrammarKind(StrEnum):
     """In what a grammar is written."""
 
@@ -96,61 +177,9 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            is_integer = isinstance(value, int) and not isinstance(value, bool)
-            _require(value is None or is_integer, name, value, "an integer")
-        _require(self.n >= 1, "n", self.n, "at least 1")
-        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0")
-        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
-        _require(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            f"at most max_tokens ({self.max_tokens})",
-        )
-        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "between 0 and 100")
-        _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(-2.0 <= value <= 2.0, name, value, "between -2 and 2")
-        _require(
-            0.01 <= self.repetition_penalty <= 10.0,  # logits divided by less leave float32's range
-            "repetition_penalty",
-            self.repetition_penalty,
-            "between 0.01 and 10",
-        )
-        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "a signed 64-bit integer")
-        _require(
-            all(token >= 0 for token in self.stop_token_ids),
-            "stop_token_ids",
-            self.stop_token_ids,
-            "non-negative token ids",
-        )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            _require(value is None or value >= 0, name, value, "at least 0")
-        _require(
-            all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias),
-            "logit_bias",
-            self.logit_bias,
-            "non-negative token ids with numbers between -100 and 100",
-        )
-        _require(
-            self.allowed_token_ids is None
-            or (bool(self.allowed_token_ids) and all(token >= 0 for token in self.allowed_token_ids)),
-            "allowed_token_ids",
-            self.allowed_token_ids,
-            "at least one non-negative token id",
-        )
-        _require(
-            all(word and all(token >= 0 for token in word) for word in self.bad_words_ids),
-            "bad_words_ids",
-            self.bad_words_ids,
-            "non-empty sequences of non-negative token ids",
-        )
+        _check_types(self)
+        _check_ranges(self)
+        _check_token_ids(self)
 
     @property
     def has_penalties(self) -> bool:
@@ -420,7 +449,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from: an alias (`smollm2`), a local folder, a GGUF file, or a hub id."""
+    """Where a model comes from: an alias (`smollm2`), a folder, a GGUF file, a hub id, or `scripted:FILE`."""
 
     model: str = "smollm2"
     revision: str | None = None

@@ -1,38 +1,51 @@
 """An executor without a model: its KV cache stores token ids, and the next id is a function of what it reads back.
 
-Everything it knows of a sequence's past comes through the block table, as it would in attention. A table that
-points to the wrong block, a missing copy or a lost chunk therefore fails loudly (a slot that was never written,
-or that holds another position) or yields other text than a cold run does. It needs no weights and no compute,
-so that scheduler, engine and gateway can be tested, and loaded, as they are shipped.
+Everything it knows of a sequence's past comes through the block table, as it would in attention (`token_cache`).
+A wrong table therefore fails loudly, or yields other text and other log-probabilities than a cold run does. It
+needs no weights and no compute, so that scheduler, engine and gateway can be tested, and loaded, as they are
+shipped.
+
+After a history h, a hash b of h names the most likely token; b + 1 is half as likely, b + 2 a quarter, and so on
+around the vocabulary. That is what log-probabilities say of any token, in output and prompt alike. Greedy draws
+yield b, others a token that seed and h choose.
 """
 
 import hashlib
+import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from time import perf_counter
 
+from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.types import (
-    BlockCopy,
     Capacity,
     Chunk,
     Draw,
     Sample,
     Sampled,
     SamplingParams,
+    Scored,
     StepPlan,
     StepResult,
+    TokenLogprob,
 )
+from bakehouse_replica.executors.token_cache import TokenCache
 
-_UNWRITTEN = -1  # no position is negative
+FORCING_BIAS = 100.0  # the largest that a request may give
 
 
 class FakeExecutor:
     """Draws ids from `range(vocabulary_size)`, so that any stop id comes up every so often.
 
-    With temperature 0 the next id depends on the tokens so far alone; above 0 on the seed as well. Stop ids are
-    held back before `min_tokens`; of the penalties only the ids they count are checked, and the parameters that
-    narrow the choice (`top_k`, `top_p`, `min_p`) have nothing to narrow. `before_step` is called first thing in
-    each step, in the thread that executes; what it raises is what `execute` raises.
+    It holds back stop ids before `min_tokens`, and keeps to `allowed_token_ids`, `bad_words_ids` and those entries
+    of `logit_bias` that are 100 (one of these tokens comes) or -100 (none of these). Where the token that history
+    and seed name may not come, the next one in the order of ids does. It has no probabilities to shift or to cut:
+    any other bias, the penalties, whose ids are only checked, and `temperature` above 0, `top_k`, `top_p` and
+    `min_p` change nothing. A grammar it refuses.
+
+    `tokens_per_step`: how many tokens it draws at once; the ids do not depend on it. `before_step` is called first
+    thing in each step, in the thread that executes; what it raises is what `execute` raises.
     """
 
     def __init__(
@@ -40,14 +53,14 @@ class FakeExecutor:
         capacity: Capacity,
         *,
         vocabulary_size: int = 1000,
+        tokens_per_step: int = 1,
         before_step: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self._capacity = capacity
         self._vocabulary_size = vocabulary_size
+        self._tokens_per_step = tokens_per_step
         self._before_step = before_step
-        n_slots = capacity.n_blocks * capacity.block_size
-        self._token_ids = array("q", [_UNWRITTEN]) * n_slots
-        self._positions = array("q", [_UNWRITTEN]) * n_slots
+        self._cache = TokenCache(capacity)
 
     @property
     def capacity(self) -> Capacity:
@@ -55,73 +68,114 @@ class FakeExecutor:
         return self._capacity
 
     def prepare(self, params: SamplingParams) -> None:
-        """Nothing to make ready."""
+        """Nothing to make ready; refuses a grammar."""
+        if params.grammar is not None:
+            raise InvalidRequest("grammar is given; the fake executor cannot keep to one", "grammar")
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Stores, reads back and draws. Asserts that each chunk reads its own past, in order and complete."""
+        """Stores, reads back, scores and draws. Asserts that each chunk reads its own past, in order, complete."""
         begun_at = perf_counter()
         if self._before_step is not None:
             self._before_step(plan)
         for copy in plan.copies:
-            self._copy(copy)
+            self._cache.copy(copy)
         for chunk in plan.chunks:
-            self._write(chunk)
-        sampled = []
+            self._cache.write(chunk)
+        sampled, scored = [], []
         for chunk in plan.chunks:
-            history = self._read(chunk)
+            history = self._cache.read(chunk)
+            if chunk.score is not None:
+                scored.append(Scored(sequence_id=chunk.sequence_id, logprobs=self._scores(history, chunk)))
             if chunk.sample is not None:
-                draws = tuple(Draw(token_ids=(id_,)) for id_ in self._draw(history, chunk.sample))
+                _check_history(history, chunk.sample)
+                draws = tuple(self._draw(history, chunk.sample, seed) for seed in chunk.sample.seeds)
                 sampled.append(Sampled(sequence_id=chunk.sequence_id, draws=draws))
-        return StepResult(step=plan.step, sampled=tuple(sampled), elapsed_s=perf_counter() - begun_at)
+        return StepResult(
+            step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=perf_counter() - begun_at
+        )
 
     def close(self) -> None:
         """Forgets all it stored."""
-        self._token_ids = array("q")
-        self._positions = array("q")
+        self._cache.clear()
 
-    def _copy(self, copy: BlockCopy) -> None:
-        source, target = self._slots(copy.source), self._slots(copy.target)
-        self._token_ids[target] = self._token_ids[source]
-        self._positions[target] = self._positions[source]
+    def _scores(self, history: "array[int]", chunk: Chunk) -> tuple[TokenLogprob, ...]:
+        score = chunk.score
+        assert score is not None, "only chunks that ask for scores get any"
+        n_known = chunk.start + score.first_row + 1
+        digest = _digest_of(history[:n_known])
+        logprobs = []
+        for target_id in score.target_ids:
+            logprobs.append(self._logprob(target_id, self._number(digest), score.n_top))
+            digest.update(array("q", [target_id]).tobytes())
+        return tuple(logprobs)
 
-    def _write(self, chunk: Chunk) -> None:
-        size = self._capacity.block_size
-        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
-            slot = chunk.block_ids[position // size] * size + position % size
-            self._token_ids[slot] = token_id
-            self._positions[slot] = position
+    def _draw(self, history: "array[int]", sample: Sample, seed: int) -> Draw:
+        params, output_ids = sample.params, list(sample.output_ids)
+        digest = _digest_of(history)
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        for output_index in range(sample.output_index, sample.output_index + self._tokens_per_step):
+            best = wanted = self._number(digest)
+            if params.temperature > 0:
+                seeded = digest.copy()
+                seeded.update(b"seed" + seed.to_bytes(8, "little", signed=True))  # no history has such a length
+                wanted = self._number(seeded)
+            token_id = self._nearest(wanted, params, output_ids, output_index)
+            if token_id is None:
+                failure = "no token may follow: all are banned or held back"
+                return Draw(token_ids=tuple(token_ids), logprobs=tuple(logprobs), failure=failure)
+            token_ids.append(token_id)
+            output_ids.append(token_id)
+            if params.logprobs is not None:
+                logprobs.append(self._logprob(token_id, best, params.logprobs))
+            digest.update(array("q", [token_id]).tobytes())
+        return Draw(token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
-    def _read(self, chunk: Chunk) -> "array[int]":
-        n_tokens = chunk.start + len(chunk.token_ids)
-        token_ids, positions = array("q"), array("q")
-        for block_id in chunk.block_ids:
-            token_ids += self._token_ids[self._slots(block_id)]
-            positions += self._positions[self._slots(block_id)]
-        assert positions[:n_tokens] == array("q", range(n_tokens)), (
-            f"sequence {chunk.sequence_id} reads positions {positions[:n_tokens].tolist()} from its blocks "
-            f"{chunk.block_ids}; expected 0 to {n_tokens - 1}"
-        )
-        return token_ids[:n_tokens]
+    def _nearest(
+        self, wanted: int, params: SamplingParams, output_ids: list[int], output_index: int
+    ) -> int | None:
+        """The first token from `wanted` on, around the vocabulary, that may come; None where none may."""
+        banned = {word[-1] for word in params.bad_words_ids if _would_complete(word, output_ids)}
+        if output_index < params.min_tokens:
+            banned.update(params.stop_token_ids)
+        allowed: Iterable[int] = chain(range(wanted, self._vocabulary_size), range(wanted))
+        if params.allowed_token_ids is not None:
+            choice = {*params.allowed_token_ids, *params.stop_token_ids}
+            allowed = (token_id for token_id in allowed if token_id in choice)
+        possible = (token_id for token_id in allowed if token_id not in banned)
+        if not params.logit_bias:
+            return next(possible, None)
+        bias, candidates = dict(params.logit_bias), list(possible)
+        forced = (token_id for token_id in candidates if bias.get(token_id, 0.0) >= FORCING_BIAS)
+        unharmed = (token_id for token_id in candidates if bias.get(token_id, 0.0) > -FORCING_BIAS)
+        return next(chain(forced, unharmed, candidates), None)
 
-    def _draw(self, history: "array[int]", sample: Sample) -> tuple[int, ...]:
-        params = sample.params
-        if params.has_penalties:
-            assert history.tolist() == [*sample.prompt_ids, *sample.output_ids], "penalties count other tokens"
-        held_back = params.stop_token_ids if sample.output_index < params.min_tokens else ()
-        packed = history.tobytes()
-        return tuple(
-            self._next_id(packed, seed if params.temperature > 0 else None, held_back) for seed in sample.seeds
-        )
+    def _logprob(self, token_id: int, best: int, n_top: int) -> TokenLogprob:
+        size = self._vocabulary_size
+        place = (token_id - best) % size
+        top = tuple(((best + other) % size, _logprob_at(other)) for other in range(min(n_top, size)))
+        return TokenLogprob(logprob=_logprob_at(place), rank=place + 1, top=top)
 
-    def _next_id(self, packed_history: bytes, seed: int | None, held_back: tuple[int, ...]) -> int:
-        digest = hashlib.blake2b(packed_history, digest_size=8, person=b"" if seed is None else b"seeded")
-        if seed is not None:
-            digest.update(seed.to_bytes(8, "little", signed=True))
-        token_id = int.from_bytes(digest.digest(), "little") % self._vocabulary_size
-        while token_id in held_back:
-            token_id = (token_id + 1) % self._vocabulary_size
-        return token_id
+    def _number(self, digest: "hashlib.blake2b") -> int:
+        return int.from_bytes(digest.digest(), "little") % self._vocabulary_size
 
-    def _slots(self, block_id: int) -> slice:
-        size = self._capacity.block_size
-        return slice(block_id * size, (block_id + 1) * size)
+
+def _digest_of(history: "array[int]") -> "hashlib.blake2b":
+    return hashlib.blake2b(history.tobytes(), digest_size=8)
+
+
+def _logprob_at(place: int) -> float:
+    return -math.log(2.0) * (place + 1)
+
+
+def _would_complete(word: tuple[int, ...], output_ids: list[int]) -> bool:
+    return len(word) == 1 or tuple(output_ids[1 - len(word) :]) == word[:-1]
+
+
+def _check_history(history: "array[int]", sample: Sample) -> None:
+    """Asserts that the ids which penalties and bad words look at are those that were computed."""
+    told = (*sample.prompt_ids, *sample.output_ids)
+    found = tuple(history[len(history) - len(told) :]) if told else ()
+    if sample.params.has_penalties:
+        found = tuple(history)
+    assert not sample.params.needs_output or found == told, f"the sampler is told {told}; the cache holds {found}"

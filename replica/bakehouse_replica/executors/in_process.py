@@ -10,6 +10,7 @@ from bakehouse_kernels.layout import KVCache
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, StepResult
+from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
 from bakehouse_replica.model.sizing import available_memory_bytes, plan_memory
@@ -24,11 +25,12 @@ _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bf
 
 
 class InProcessExecutor:
-    """Carries out plans in the thread that asks."""
+    """Carries out plans in the thread that asks. Without `constraints`, which its runner has too, no grammars."""
 
-    def __init__(self, *, runner: Runner, capacity: Capacity) -> None:
+    def __init__(self, *, runner: Runner, capacity: Capacity, constraints: ConstraintSource | None = None) -> None:
         self._runner: Runner | None = runner
         self._capacity = capacity
+        self._constraints = constraints
 
     @property
     def capacity(self) -> Capacity:
@@ -36,14 +38,15 @@ class InProcessExecutor:
         return self._capacity
 
     def prepare(self, params: SamplingParams) -> None:
-        """Nothing to make ready."""
+        """Compiles the grammar."""
+        prepare_constraint(self._constraints, params)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One step of the model."""
         assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
         begun_at = perf_counter()
-        sampled = self._runner.run(plan)
-        return StepResult(step=plan.step, sampled=sampled, elapsed_s=perf_counter() - begun_at)
+        sampled, scored = self._runner.run(plan)
+        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - begun_at)
 
     def close(self) -> None:
         """Lets go of weights and cache."""
@@ -51,7 +54,13 @@ class InProcessExecutor:
 
 
 def build_executor(
-    *, spec: ModelSpec, weights: DecoderWeights, ops: Ops, capacity: Capacity, dtype: torch.dtype
+    *,
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    ops: Ops,
+    capacity: Capacity,
+    dtype: torch.dtype,
+    constraints: ConstraintSource | None = None,
 ) -> InProcessExecutor:
     """An executor with a cache of `capacity.n_blocks` blocks on the device of the weights, warmed up."""
     device = weights.embedding_VE.device
@@ -64,13 +73,19 @@ def build_executor(
         dtype=dtype,
         device=device,
     )
-    runner = Runner(decoder=Decoder(spec, weights, ops), cache=cache, ops=ops, device=device)
+    decoder = Decoder(spec, weights, ops)
+    runner = Runner(decoder=decoder, cache=cache, ops=ops, device=device, constraints=constraints)
     runner.warm_up()
-    return InProcessExecutor(runner=runner, capacity=capacity)
+    return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
 def load_executor(
-    settings: ReplicaSettings, files: ModelFiles, spec: ModelSpec, max_model_len: int
+    settings: ReplicaSettings,
+    files: ModelFiles,
+    spec: ModelSpec,
+    max_model_len: int,
+    *,
+    constraints: ConstraintSource | None = None,
 ) -> InProcessExecutor:
     """The executor that the settings ask for, with weights loaded and kernels compiled.
 
@@ -102,7 +117,9 @@ def load_executor(
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
     )
-    executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, dtype=dtype)
+    executor = build_executor(
+        spec=spec, weights=weights, ops=ops, capacity=capacity, dtype=dtype, constraints=constraints
+    )
     logger.info(
         "%s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, %d blocks of %d tokens (%.0f MB)",
         files.name,

@@ -1,6 +1,7 @@
 """Turns a step plan into the index tensors of one forward pass: the only place where ids become tensors.
 
-Shape legend in `bakehouse_kernels.layout`; R counts the rows whose logits are wanted, S1 is S + 1.
+Shape legend in `bakehouse_kernels.layout`; R counts the rows after which tokens are drawn, Q those that score
+prompt tokens, S1 is S + 1.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ class BatchTensors:
 
     Chunk s owns the rows `query_start[s] : query_start[s + 1]`, the last positions of a context of
     `context_len[s]` tokens. `slots` are where each token's key and value go. `sample_at` lists the rows after
-    which tokens are drawn, in the plan's order. Entries of `block_table` beyond a chunk's own blocks are 0 and
-    never read.
+    which tokens are drawn, `score_at` those that predict the target of a `Score`, both in the plan's order.
+    Entries of `block_table` beyond a chunk's own blocks are 0 and never read.
     """
 
     token_ids_T: Tensor  # int64
@@ -30,6 +31,7 @@ class BatchTensors:
     context_len_S: Tensor  # int32
     block_table_SB: Tensor  # int32
     sample_at_R: Tensor  # int64
+    score_at_Q: Tensor  # int64
 
 
 def build_batch(chunks: tuple[Chunk, ...], *, block_size: int, device: torch.device) -> BatchTensors:
@@ -60,7 +62,17 @@ def build_batch(chunks: tuple[Chunk, ...], *, block_size: int, device: torch.dev
         context_len_S=move(start_S + n_tokens_S, np.int32),
         block_table_SB=move(block_table_SB, np.int32),
         sample_at_R=move(sample_at_R, np.int64),
+        score_at_Q=move(_score_rows(chunks, query_start_S1), np.int64),
     )
+
+
+def _score_rows(chunks: tuple[Chunk, ...], query_start_S1: np.ndarray) -> np.ndarray:
+    rows = [
+        begin + chunk.score.first_row + np.arange(len(chunk.score.target_ids))
+        for chunk, begin in zip(chunks, query_start_S1[:-1], strict=True)
+        if chunk.score is not None
+    ]
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
 
 def _block_table(chunks: tuple[Chunk, ...]) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.types import Sample, SamplingParams
 
 
@@ -42,3 +43,45 @@ class ConstraintSource(Protocol):
         The same for all draws of a fork. Raises `ConstraintFailure`.
         """
         ...
+
+
+class _Broken:
+    """The constraint of an output whose own could not be made."""
+
+    def __init__(self, failure: ConstraintFailure) -> None:
+        self._failure = failure
+
+    def allowed(self, n_vocabulary: int) -> Tensor:
+        """Raises the failure."""
+        raise self._failure
+
+    def is_complete_after(self, token_id: int) -> bool:
+        """Raises the failure."""
+        raise self._failure
+
+
+def prepare_constraint(source: ConstraintSource | None, params: SamplingParams) -> None:
+    """Compiles the grammar that `params` ask for, if any. Raises `InvalidRequest` where there is no source."""
+    if params.grammar is None:
+        return
+    if source is None:
+        raise InvalidRequest(
+            "this replica has no grammars: response_format, structured_outputs and forced tool calls "
+            "cannot be had here",
+            "structured_outputs",
+        )
+    source.prepare(params)
+
+
+def constraint_of(source: ConstraintSource | None, sequence_id: int, sample: Sample) -> Constraint | None:
+    """The sequence's constraint, if it has any; where its source fails, one that fails when the token is drawn.
+
+    So that a failure stays that of one row.
+    """
+    if sample.params.grammar is None:
+        return None
+    assert source is not None, f"sequence {sequence_id} has a grammar that nobody has prepared"
+    try:
+        return source.constraint(sequence_id, sample)
+    except ConstraintFailure as failure:
+        return _Broken(failure)

@@ -1,6 +1,6 @@
 """One decoder for the Llama family, configured by its spec; it holds weights and nothing else.
 
-Shape legend in `bakehouse_kernels.layout`; R counts the rows whose logits are wanted, V the vocabulary.
+Shape legend in `bakehouse_kernels.layout`; R counts rows whose logits are wanted, V the vocabulary.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
 
 
 class Decoder:
-    """Turns a step's tokens into logits, reading and writing the KV cache it is given."""
+    """Turns a step's tokens into hidden states and logits, reading and writing the KV cache it is given."""
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
         self._spec = spec
@@ -31,9 +31,14 @@ class Decoder:
         device = weights.embedding_VE.device
         self._rope_frequencies_D2 = torch.tensor(spec.rope_frequencies, dtype=torch.float32, device=device)
 
+    @property
+    def n_vocabulary(self) -> int:
+        """V: how many logits a row has."""
+        return self._spec.vocabulary_size
+
     @torch.inference_mode()
     def forward(self, batch: BatchTensors, cache: KVCache) -> Tensor:
-        """Logits of the rows `batch.sample_at`, float32 `[R, V]`.
+        """What the last layer makes of each token, `[T, E]`; `logits` of the rows that are wanted.
 
         Writes the keys and values of all tokens into `cache`, which must hold those of the contexts before them.
         """
@@ -45,8 +50,13 @@ class Decoder:
             x_TE = x_TE + attention(normed_TE, layer_weights, spec, ops, cache, layer, batch, rope)
             normed_TE = ops.rms_norm(x_TE, layer_weights.feed_forward_norm_E, spec.norm_eps)
             x_TE = x_TE + feed_forward(normed_TE, layer_weights, ops)
-        hidden_RE = ops.rms_norm(x_TE[batch.sample_at_R], self._final_norm_E, spec.norm_eps)
-        return ops.linear(hidden_RE, self._head_EV).float()
+        return x_TE
+
+    @torch.inference_mode()
+    def logits(self, x_RE: Tensor) -> Tensor:
+        """The logits after some rows of `forward`, float32 `[R, V]`."""
+        normed_RE = self._ops.rms_norm(x_RE, self._final_norm_E, self._spec.norm_eps)
+        return self._ops.linear(normed_RE, self._head_EV).float()
 
 
 def _packed(layer: LayerWeights, ops: Ops) -> LayerWeights:

@@ -1,46 +1,65 @@
-"""Carries out a step plan on one device: copies, batch, forward pass, draw."""
+"""Carries out a step plan on one device: copies, batch, forward pass, scores, draws."""
 
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
+from torch import Tensor
 
-from bakehouse_replica.core.types import BlockCopy, Chunk, Draw, Sample, Sampled, SamplingParams, StepPlan
+from bakehouse_replica.core.types import (
+    BlockCopy,
+    Chunk,
+    Sample,
+    Sampled,
+    SamplingParams,
+    Score,
+    Scored,
+    StepPlan,
+    TokenLogprob,
+)
 from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.logprobs import token_logprobs
 from bakehouse_replica.model.sampler import draw
 
 WARM_UP_TOKENS = 64  # compilation does not depend on the number
+# Rows are scored in slices of so many bytes of logits: 55 rows of 151,936, with temporaries 139 MB at most; the
+# logits of 512 rows alone take 311 MB. The head's product gains little from more (kernels, `cpu/linear.py`).
+SCORE_SLICE_BYTES = 32 << 20
 
 
 class Runner:
-    """Owns the KV cache; keeps no other state between steps."""
+    """Owns the KV cache; keeps no other state between steps.
 
-    def __init__(self, *, decoder: Decoder, cache: KVCache, ops: Ops, device: torch.device) -> None:
+    `constraints` serve samples with a grammar. `score_slice_bytes` bounds memory and changes no result.
+    """
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        cache: KVCache,
+        ops: Ops,
+        device: torch.device,
+        constraints: ConstraintSource | None = None,
+        score_slice_bytes: int = SCORE_SLICE_BYTES,
+    ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._ops = ops
         self._device = device
+        self._constraints = constraints
+        self._score_slice_rows = max(1, score_slice_bytes // (4 * decoder.n_vocabulary))
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> tuple[Sampled, ...]:
-        """Writes all chunks' keys and values, then draws one token per seed of each chunk that asks for it."""
+    def run(self, plan: StepPlan) -> tuple[tuple[Sampled, ...], tuple[Scored, ...]]:
+        """Writes all chunks' keys and values, then draws and scores for those that ask, in the plan's order."""
         self._copy(plan.copies)
         if not plan.chunks:
-            return ()
+            return (), ()
         batch = build_batch(plan.chunks, block_size=self._cache.block_size, device=self._device)
-        logits_RV = self._decoder.forward(batch, self._cache)
-        asked = [(chunk, chunk.sample) for chunk in plan.chunks if chunk.sample is not None]
-        if not asked:
-            return ()
-        drawn = draw(
-            logits_RV,
-            [sample for _, sample in asked],
-            [chunk.start + len(chunk.token_ids) for chunk, _ in asked],
-        )
-        return tuple(
-            Sampled(sequence_id=chunk.sequence_id, draws=tuple(Draw(token_ids=(id_,)) for id_ in token_ids))
-            for (chunk, _), token_ids in zip(asked, drawn, strict=True)
-        )
+        x_TE = self._decoder.forward(batch, self._cache)
+        return self._draw(plan.chunks, x_TE[batch.sample_at_R]), self._score(plan.chunks, x_TE[batch.score_at_Q])
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -62,3 +81,36 @@ class Runner:
             source_C = torch.tensor([copy.source for copy in copies], dtype=torch.int64, device=self._device)
             target_C = torch.tensor([copy.target for copy in copies], dtype=torch.int64, device=self._device)
             self._ops.copy_blocks(self._cache, source_C, target_C)
+
+    def _draw(self, chunks: tuple[Chunk, ...], x_RE: Tensor) -> tuple[Sampled, ...]:
+        asked = [(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None]
+        if not asked:
+            return ()
+        drawn = draw(
+            self._decoder.logits(x_RE),
+            [sample for _, sample in asked],
+            [chunk.start + len(chunk.token_ids) for chunk, _ in asked],
+            [constraint_of(self._constraints, chunk.sequence_id, sample) for chunk, sample in asked],
+        )
+        return tuple(
+            Sampled(sequence_id=chunk.sequence_id, draws=draws)
+            for (chunk, _), draws in zip(asked, drawn, strict=True)
+        )
+
+    def _score(self, chunks: tuple[Chunk, ...], x_QE: Tensor) -> tuple[Scored, ...]:
+        scored, begin = [], 0
+        for chunk in chunks:
+            if chunk.score is not None:
+                end = begin + len(chunk.score.target_ids)
+                logprobs = self._logprobs(chunk.score, x_QE[begin:end])
+                scored.append(Scored(sequence_id=chunk.sequence_id, logprobs=logprobs))
+                begin = end
+        return tuple(scored)
+
+    def _logprobs(self, score: Score, x_SE: Tensor) -> tuple[TokenLogprob, ...]:
+        n_rows = self._score_slice_rows
+        logprobs: list[TokenLogprob] = []
+        for begin in range(0, len(x_SE), n_rows):
+            logits_SV = self._decoder.logits(x_SE[begin : begin + n_rows])
+            logprobs += token_logprobs(logits_SV, score.target_ids[begin : begin + n_rows], score.n_top)
+        return tuple(logprobs)

@@ -75,14 +75,14 @@ def plan_memory(
     return MemoryPlan(weight_bytes=weight_bytes, kv_bytes=n_blocks * shape.block_bytes, n_blocks=n_blocks)
 
 
-def choose_max_model_len(spec: ModelSpec, asked: int | None) -> int:
+def choose_max_model_len(context_length: int, asked: int | None) -> int:
     """`asked`, or the model's own context length; `StartupError` where more is asked than the model can do."""
     if asked is None:
-        return spec.context_length
-    if not MIN_MODEL_LEN <= asked <= spec.context_length:
+        return context_length
+    if not MIN_MODEL_LEN <= asked <= context_length:
         raise StartupError(
             f"--max-model-len is {asked}; it must be from {MIN_MODEL_LEN} to the model's context length, "
-            f"{spec.context_length}"
+            f"{context_length}"
         )
     return asked
 

@@ -1,33 +1,70 @@
 """Turns a generation into an answer: one JSON reply, or a stream of events."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from bakehouse_replica.core.types import FinishReason
-
-from bakehouse_router.api.errors import problem_of
-from bakehouse_router.api.replies import Json, ReplyHead, ReplyShape, usage_json
+from bakehouse_router.api.errors import Problem, problem_of
+from bakehouse_router.api.replies import ChoiceChunk, ChoiceMerger, ChoiceWriter, ReplyHead, ReplyShape, usage_json
 from bakehouse_router.api.sse import DONE, KEEP_ALIVE, event
-from bakehouse_router.generation import Generation, TextPiece
+from bakehouse_router.api.token_json import Json
+from bakehouse_router.generation import Generation
+from bakehouse_router.prompt_run import TextPiece
 
 logger = logging.getLogger(__name__)
 
 Pieces = AsyncGenerator[tuple[TextPiece, ...], None]
 
 
+class ChunkMaker:
+    """Turns the pieces of a generation into the chunks of its reply, each choice by a writer of its own."""
+
+    def __init__(self, generation: Generation, shape: ReplyShape) -> None:
+        self._generation = generation
+        self._shape = shape
+        self._writers: dict[int, ChoiceWriter] = {}
+
+    def chunks(self, pieces: Sequence[TextPiece]) -> list[tuple[int, ChoiceChunk]]:
+        """The chunks that these pieces make, with their choices; ends choices that need no more text."""
+        made = []
+        for piece in pieces:
+            writer = self._writer(piece.choice)
+            made += [(piece.choice, chunk) for chunk in writer.write(piece)]
+            if writer.is_complete and piece.finish is None:
+                self._generation.end(piece.choice)
+        return made
+
+    def _writer(self, choice: int) -> ChoiceWriter:
+        if choice not in self._writers:
+            self._writers[choice] = self._shape.writer(choice, self._generation.prompt_of(choice))
+        return self._writers[choice]
+
+
 async def whole_reply(generation: Generation, shape: ReplyShape, head: ReplyHead) -> Json:
-    """The reply once every choice has ended."""
-    texts: dict[int, list[str]] = {}
-    reasons: dict[int, FinishReason] = {}
+    """The reply once every choice has ended: its chunks, merged."""
+    maker = ChunkMaker(generation, shape)
+    mergers: dict[int, ChoiceMerger] = {}
     async with aclosing(generation.pieces()) as pieces:
         async for arrived in pieces:
-            for piece in arrived:
-                texts.setdefault(piece.choice, []).append(piece.text)
-                if piece.finish is not None:
-                    reasons[piece.choice] = piece.finish
-    choices = [shape.whole(choice, "".join(texts[choice]), reasons[choice]) for choice in sorted(reasons)]
-    return head.reply(shape.whole_kind, choices) | {"usage": usage_json(generation.usage)}
+            for choice, chunk in maker.chunks(arrived):
+                if choice not in mergers:
+                    mergers[choice] = shape.merger()
+                mergers[choice].add(chunk)
+    whole = [mergers[choice].whole() for choice in sorted(mergers)]
+    reply = head.reply(shape.whole_kind, [chunk.choice for chunk in whole])
+    for chunk in whole:
+        reply |= chunk.beside
+    return reply | {"usage": usage_json(generation.usage)}
+
+
+def late_problem(error: Exception, request_id: str) -> Problem:
+    """How an error is told that came after the status had been sent; the log is told too."""
+    problem = problem_of(error, request_id)
+    if problem.status == 500:
+        logger.error("request %s failed after its stream had begun", request_id, exc_info=error)
+    else:
+        logger.warning("request %s failed after its stream had begun: %s", request_id, error)
+    return problem
 
 
 class EventWriter:
@@ -36,9 +73,9 @@ class EventWriter:
     def __init__(self, generation: Generation, shape: ReplyShape, head: ReplyHead, request_id: str) -> None:
         self._generation = generation
         self._shape = shape
+        self._maker = ChunkMaker(generation, shape)
         self._head = head
         self._request_id = request_id
-        self._opened: set[int] = set()
 
     async def frames(self, first: tuple[TextPiece, ...], rest: Pieces) -> AsyncGenerator[bytes, None]:
         """The whole stream; an error ends it with an error event, and then `[DONE]` as always."""
@@ -46,37 +83,24 @@ class EventWriter:
             async with aclosing(rest):
                 yield self._frame(first)
                 async for arrived in rest:
-                    yield self._frame(arrived)
+                    if frame := self._frame(arrived):
+                        yield frame
             if self._head.shows_usage:
                 usage = usage_json(self._generation.usage)
                 yield event(self._head.reply(self._shape.chunk_kind, []) | {"usage": usage})
         except Exception as error:  # the status has been sent: all that is left is to say so and to end
-            problem = problem_of(error, self._request_id)
-            if problem.status == 500:
-                logger.exception("request %s failed after its stream had begun", self._request_id)
-            else:
-                logger.warning("request %s failed after its stream had begun: %s", self._request_id, error)
-            yield event(problem.envelope())
+            yield event(late_problem(error, self._request_id).envelope())
         yield DONE
 
     def _frame(self, pieces: tuple[TextPiece, ...]) -> bytes:
         if not pieces:
             return KEEP_ALIVE
-        return b"".join(map(self._chunk, self._choices(pieces)))
+        return b"".join(self._event(chunk) for _, chunk in self._maker.chunks(pieces))
 
-    def _choices(self, pieces: tuple[TextPiece, ...]) -> list[Json]:
-        choices = []
-        for piece in pieces:
-            if piece.choice not in self._opened:
-                self._opened.add(piece.choice)
-                if opening := self._shape.opening(piece.choice):
-                    choices.append(opening)
-            if piece.text:
-                choices.append(self._shape.text(piece.choice, piece.text))
-            if piece.finish is not None:
-                choices.append(self._shape.finish(piece.choice, piece.finish))
-        return choices
-
-    def _chunk(self, choice: Json) -> bytes:
-        reply = self._head.reply(self._shape.chunk_kind, [choice])
-        return event(reply | {"usage": None} if self._head.shows_usage else reply)
+    def _event(self, chunk: ChoiceChunk) -> bytes:
+        reply = self._head.reply(self._shape.chunk_kind, [chunk.choice]) | chunk.beside
+        if self._head.counts_along:
+            reply["usage"] = usage_json(self._generation.usage)
+        elif self._head.shows_usage:
+            reply["usage"] = None
+        return event(reply)

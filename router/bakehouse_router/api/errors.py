@@ -45,6 +45,8 @@ class Problem:
 
     def headers(self) -> dict[str, str]:
         """What the status needs besides the body."""
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 
@@ -62,7 +64,7 @@ _TABLE: tuple[tuple[type[BakehouseError], int, str, str, str | None], ...] = (
     (Unavailable, 503, "UNAVAILABLE", SERVER_ERROR, "unavailable"),
 )
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
 def _retry_after_s(error: BakehouseError) -> int | None:

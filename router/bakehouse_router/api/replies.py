@@ -1,24 +1,28 @@
-"""OpenAI's reply shapes: the whole answer, and the chunks of a stream, for both routes."""
+"""What a reply consists of, whichever route it answers: a head, the chunks of its choices, and token counts.
+
+A reply that is not streamed is the merge of the chunks that would have been, so the two cannot differ.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bakehouse_replica.core.types import FinishReason
-
+from bakehouse_router.api.token_json import Json
 from bakehouse_router.generation import CallUsage
-
-Json = dict[str, object]
+from bakehouse_router.prompt_run import PromptReport, TextPiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyHead:
-    """What all chunks of a reply have in common. `shows_usage`: the stream ends with a chunk of token counts."""
+    """What all chunks of a reply have in common. `shows_usage`: the stream ends with a chunk of token counts;
+    `counts_along`: and each chunk before it has the counts so far.
+    """
 
     reply_id: str
     created: int
     model: str
     shows_usage: bool = False
+    counts_along: bool = False
 
     def reply(self, kind: str, choices: Sequence[Json]) -> Json:
         """The object `kind` with these choices."""
@@ -41,66 +45,49 @@ def usage_json(usage: CallUsage) -> Json:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceChunk:
+    """News of one choice: `choice` is what stands in `choices`, `beside` what stands beside them."""
+
+    choice: Json
+    beside: Json
+
+
+class ChoiceWriter(Protocol):
+    """Turns the pieces of one choice, in their order, into its chunks."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the choice needs no more text, although it has not ended."""
+        ...
+
+    def write(self, piece: TextPiece) -> list[ChoiceChunk]:
+        """The chunks of one piece."""
+        ...
+
+
+class ChoiceMerger(Protocol):
+    """Adds up the chunks of one choice, so that none of them has to be kept."""
+
+    def add(self, chunk: ChoiceChunk) -> None:
+        """The next chunk."""
+        ...
+
+    def whole(self) -> ChoiceChunk:
+        """The choice of a whole reply that the chunks so far, one at least, amount to."""
+        ...
+
+
 class ReplyShape(Protocol):
-    """How one route says what happened to a choice."""
+    """How one route says what happened to its choices."""
 
     chunk_kind: str
     whole_kind: str
 
-    def opening(self, choice: int) -> Json | None:
-        """What a choice's stream begins with, if anything."""
+    def writer(self, choice: int, prompt: PromptReport) -> ChoiceWriter:
+        """For one choice of one reply, which continues `prompt`."""
         ...
 
-    def text(self, choice: int, text: str) -> Json:
-        """New text of a choice."""
+    def merger(self) -> ChoiceMerger:
+        """For one choice of one reply that is not streamed."""
         ...
-
-    def finish(self, choice: int, reason: FinishReason) -> Json:
-        """The end of a choice."""
-        ...
-
-    def whole(self, choice: int, text: str, reason: FinishReason) -> Json:
-        """A choice of a reply that is not streamed."""
-        ...
-
-
-class ChatShape:
-    """`/v1/chat/completions`."""
-
-    chunk_kind = "chat.completion.chunk"
-    whole_kind = "chat.completion"
-
-    def opening(self, choice: int) -> Json | None:
-        return _delta(choice, {"role": "assistant", "content": ""}, None)
-
-    def text(self, choice: int, text: str) -> Json:
-        return _delta(choice, {"content": text}, None)
-
-    def finish(self, choice: int, reason: FinishReason) -> Json:
-        return _delta(choice, {}, reason)
-
-    def whole(self, choice: int, text: str, reason: FinishReason) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": choice, "message": message, "logprobs": None, "finish_reason": reason}
-
-
-class CompletionShape:
-    """`/v1/completions`."""
-
-    chunk_kind = whole_kind = "text_completion"
-
-    def opening(self, choice: int) -> Json | None:
-        return None
-
-    def text(self, choice: int, text: str) -> Json:
-        return {"index": choice, "text": text, "logprobs": None, "finish_reason": None}
-
-    def finish(self, choice: int, reason: FinishReason) -> Json:
-        return self.whole(choice, "", reason)
-
-    def whole(self, choice: int, text: str, reason: FinishReason) -> Json:
-        return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def _delta(choice: int, delta: Json, reason: FinishReason | None) -> Json:
-    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}

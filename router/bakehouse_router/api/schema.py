@@ -1,168 +1,152 @@
 """What a client may send: the OpenAI request bodies, strictly typed; every field here has an effect.
 
-No coercion ("5" and true are no numbers), no unknown fields. `null` for an optional field means that it is not
-given. Ranges that belong to sampling are checked by `SamplingParams`, which every entry shares.
+Ranges that belong to sampling are checked by `SamplingParams`, which every entry shares. The fields of
+`AcceptedForClients` are those that clients send although they ask for what happens anyway.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated
 
-from bakehouse_replica.core.errors import InvalidRequest
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-Role = Literal["system", "developer", "user", "assistant"]
-
-_N_CHARS_SHOWN = 60
-# Beyond any context or vocabulary; JSON integers of thousands of digits must not reach arithmetic or messages.
-_COUNT_LIMIT = 2**63
-_PART_FIELDS = {"type", "text"}
-
-
-def _wrong(message: str) -> PydanticCustomError:
-    return PydanticCustomError("wrong", "{message}", {"message": message})
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _one_prompt(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value and all(map(_is_id, value)):
-        return tuple(value)
-    if value in ("", []):
-        raise _wrong("it must not be empty")
-    raise _wrong("it must be a string, a list of token ids, or a list of either")
+from bakehouse_router.api.conversation import ChatMessageBody, ToolBody, ToolChoiceField
+from bakehouse_router.api.fields import (
+    MAX_TIMEOUT_S,
+    BadWords,
+    Count,
+    JsonObject,
+    LogitBias,
+    Name,
+    OneOrMore,
+    Only,
+    Prompts,
+    SomeTokenIds,
+    Stops,
+    Strict,
+    TokenIds,
+)
 
 
-def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(value, list) and value and not all(map(_is_id, value)):
-        return tuple(map(_one_prompt, value))
-    return (_one_prompt(value),)
-
-
-def _text_part(part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise _wrong('a part must be {"type": "text", "text": string}; other types are not supported')
-    for unsupported in part.keys() - _PART_FIELDS:
-        raise _wrong(f"a text part has the unsupported field {unsupported!r}")
-    return str(part["text"])
-
-
-def _content(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value:
-        return "".join(map(_text_part, value))
-    raise _wrong("it must be a string or a list of text parts")
-
-
-def _stops(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _wrong("it must be a string or a list of strings")
-    if "" in stops:
-        raise _wrong("a stop string must not be empty")
-    return tuple(dict.fromkeys(stops))
-
-
-Prompts = Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
-Content = Annotated[str, PlainValidator(_content)]
-Stops = Annotated[tuple[str, ...], PlainValidator(_stops)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
-    """What a stream carries besides its text."""
+class StreamOptions(Strict):
+    """What a stream carries besides its text: token counts at its end, and with each chunk."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(_Strict):
-    """The fields that both routes share."""
+class AcceptedForClients(Strict):
+    """Fields that are accepted with the value that has no effect, and refused with any other."""
+
+    store: Annotated[None, Only(False, because="it must be false: answers are not stored here")] = None
+    metadata: Annotated[None, Only({}, because="it must be empty: answers are not stored here")] = None
+    service_tier: Annotated[
+        None, Only("auto", "default", because='it must be "auto" or "default": there is one tier')
+    ] = None
+    skip_special_tokens: Annotated[
+        None, Only(True, because="it must be true: special tokens are no text; return_token_ids shows them")
+    ] = None
+
+
+class AnswerFields(Strict):
+    """How an answer is generated; all routes that generate have these fields."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
-    min_tokens: int | None = Field(default=None, ge=0, lt=_COUNT_LIMIT)
-    n: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
+    min_tokens: Count | None = None
     temperature: float | None = None
-    top_k: int | None = Field(default=None, ge=0)
+    top_k: Count | None = None
     top_p: float | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: SomeTokenIds | None = None
     seed: int | None = None
     stop: Stops | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
+    user: Name | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Name | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+
+
+class GenerationBody(AcceptedForClients, AnswerFields):
+    """The fields that chats and completions share."""
+
+    max_tokens: OneOrMore | None = None
+    n: OneOrMore | None = None
+    best_of: OneOrMore | None = None
+    prompt_logprobs: Count | None = None
+    return_token_ids: bool | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(default=None, max_length=256)
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(default=None, max_length=256)
 
 
-class ChatMessageBody(_Strict):
-    """One message; text parts are joined."""
+class ChatFields(Strict):
+    """What a conversation consists of."""
 
-    role: Role
-    content: Content
+    messages: Annotated[list[ChatMessageBody], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ChatFields, GenerationBody):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessageBody] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=_COUNT_LIMIT)
+    max_completion_tokens: OneOrMore | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    modalities: Annotated[None, Only(["text"], because='it must be ["text"]: answers are text')] = None
+    verbosity: Annotated[None, Only("medium", because='it must be "medium": nothing else is known here')] = None
+    reasoning_effort: Annotated[
+        None, Only(because="it must be null; a template that knows it is given it by chat_template_kwargs")
+    ] = None
+    functions: Annotated[None, Only(because="this older form is not supported; use tools")] = None
+    function_call: Annotated[None, Only(because="this older form is not supported; use tool_choice")] = None
+    audio: Annotated[None, Only(because="it must be null: answers are text")] = None
+    prediction: Annotated[None, Only(because="it must be null: predicted outputs are not supported")] = None
+    web_search_options: Annotated[None, Only(because="it must be null: nothing is searched here")] = None
 
 
 class CompletionBody(GenerationBody):
-    """The body of `/v1/completions`."""
+    """The body of `/v1/completions`. `max_tokens` may be 0 where `echo` or `prompt_logprobs` shows the prompt."""
 
     prompt: Prompts
+    max_tokens: Count | None = None
+    logprobs: Count | None = None
+    echo: bool | None = None
+    suffix: Annotated[None, Only("", because="it must be null: text is not inserted between two others")] = None
 
 
-Body = TypeVar("Body", bound=GenerationBody)
+class TokenizeTextBody(Strict):
+    """The body of `/tokenize` for a text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "content")` as `messages[0].content`."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
-    return "".join(parts).removeprefix(".")
+class TokenizeChatBody(ChatFields):
+    """The body of `/tokenize` for a conversation, whose special tokens come from the template alone."""
+
+    model: str | None = None
+    add_special_tokens: Annotated[
+        None, Only(False, because="it must be false: the chat template writes the special tokens")
+    ] = None
+    return_token_strs: bool | None = None
 
 
-def _shown(value: object) -> str:
-    if not isinstance(value, str | int | float | bool | None):
-        return f"a {'list' if isinstance(value, list) else 'JSON object'}"
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a very large integer"
-    return text if len(text) <= _N_CHARS_SHOWN else text[:_N_CHARS_SHOWN] + "…"
+class DetokenizeBody(Strict):
+    """The body of `/detokenize`."""
 
-
-def _complaint(kind: str, param: str, message: str, value: object) -> str:
-    if kind == "extra_forbidden":
-        return f"unsupported field: {param}"
-    if kind == "missing":
-        return f"{param} is required"
-    said = message.removeprefix("Input should be ")
-    return f"{param} is {_shown(value)}; " + (message if said == message else f"it must be {said}")
-
-
-def parse_body(model: type[Body], fields: dict[str, object]) -> Body:
-    """`fields` as `model`. Raises `InvalidRequest` naming the first field that is wrong."""
-    try:
-        body = model.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        param = _path(first["loc"])
-        raise InvalidRequest(_complaint(first["type"], param, first["msg"], first["input"]), param) from None
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options is given; it is allowed only where stream is true", "stream_options")
-    return body
+    model: str | None = None
+    tokens: TokenIds

@@ -14,9 +14,10 @@ DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def event(payload: Mapping[str, object]) -> bytes:
-    """One event."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def event(payload: Mapping[str, object], name: str | None = None) -> bytes:
+    """One event; `name` where clients tell events apart by it."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

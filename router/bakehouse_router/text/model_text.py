@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import SamplingParams
 from bakehouse_replica.generation import GenerationDefaults, generation_defaults
+from bakehouse_replica.script import Script, read_script
 from bakehouse_replica.source import ModelFiles
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from bakehouse_replica.tokenizer_files import load_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from bakehouse_router.text.chat_template import ChatTemplate
-from bakehouse_router.text.gguf_tokenizer import load_gguf_tokenizer
-from bakehouse_router.text.tokenizer import Tokenizer
+from bakehouse_router.text.scripted_text import DEFAULT_TEMPLATE, ScriptedTokenizer
+from bakehouse_router.text.tokenizer import TextEncoder, Tokenizer
 
 Number = TypeVar("Number", int, float)
 
@@ -20,24 +21,9 @@ Number = TypeVar("Number", int, float)
 class ModelText:
     """`defaults`: the model's own sampling; its `stop_token_ids` are the end-of-sequence ids."""
 
-    tokenizer: Tokenizer
+    tokenizer: TextEncoder
     chat_template: ChatTemplate
     defaults: SamplingParams
-
-
-def _load_renderer(files: ModelFiles) -> PreTrainedTokenizerFast:
-    try:
-        if files.is_gguf:
-            renderer = load_gguf_tokenizer(files)
-        else:
-            renderer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
-    except StartupError:
-        raise
-    except Exception as error:  # transformers and tokenizers raise whatever broke, bare Exceptions too
-        raise StartupError(f"the tokenizer of model {files.name!r} cannot be loaded: {error}") from error
-    if not isinstance(renderer, PreTrainedTokenizerFast):
-        raise StartupError(f"the tokenizer of model {files.name!r} has no fast implementation, which is needed")
-    return renderer
 
 
 def _own_template(renderer: PreTrainedTokenizerFast) -> str | None:
@@ -69,14 +55,29 @@ def build_model_text(
     """The text side of a model from its tokenizer. Raises `StartupError` where that is unusable."""
     template = template_override if template_override is not None else _own_template(renderer)
     tokenizer = Tokenizer(renderer.backend_tokenizer, bos_id=renderer.bos_token_id, template=template)
-    chat_template = ChatTemplate(renderer, tokenizer, template)
+    chat_template = ChatTemplate(tokenizer, template, special_tokens=renderer.special_tokens_map)
     return ModelText(tokenizer=tokenizer, chat_template=chat_template, defaults=defaults)
+
+
+def scripted_model_text(script: Script, *, template_override: str | None = None) -> ModelText:
+    """The text side of a scripted model; its sampling is OpenAI's default."""
+    tokenizer = ScriptedTokenizer(script)
+    template = next(given for given in (template_override, script.chat_template, DEFAULT_TEMPLATE) if given)
+    eos_ids = () if script.eos_id is None else (script.eos_id,)
+    special_tokens = {} if script.eos_id is None else {"eos_token": tokenizer.vocabulary.name_of(script.eos_id)}
+    return ModelText(
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(tokenizer, template, special_tokens=special_tokens),
+        defaults=sampling_defaults(GenerationDefaults(eos_token_ids=eos_ids)),
+    )
 
 
 def load_model_text(files: ModelFiles, *, template_override: str | None = None) -> ModelText:
     """The text side of the model in `files`. Raises `StartupError` where it is unusable."""
+    if files.is_script:
+        return scripted_model_text(read_script(files.path), template_override=template_override)
     return build_model_text(
-        _load_renderer(files),
+        load_tokenizer(files),
         template_override=template_override,
         defaults=sampling_defaults(generation_defaults(files)),
     )

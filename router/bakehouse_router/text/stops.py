@@ -58,11 +58,13 @@ def _automaton(stops: tuple[str, ...]) -> list[_Node]:
 class StopMatcher:
     """Lets through what can no longer become part of a stop; ends at the first stop that completes.
 
-    Of several stops that complete at the same character the longest counts. `feed` after the end is an error.
+    Of several stops that complete at the same character the longest counts. `keeps_stop`: the stop itself is let
+    through, so nothing needs to be held back. `feed` after the end is an error.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keeps_stop: bool = False) -> None:
         self._nodes = _automaton(stops)
+        self._keeps_stop = keeps_stop
         self._state = 0
         self._held = ""
         self.is_stopped = False
@@ -76,8 +78,8 @@ class StopMatcher:
             n_stop = self._nodes[self._state].n_stop
             if n_stop and may_stop:
                 self.is_stopped, self._held = True, ""
-                return buffered[: index - n_stop]
-        released = len(buffered) - self._nodes[self._state].depth
+                return buffered[: index if self._keeps_stop else index - n_stop]
+        released = len(buffered) - (0 if self._keeps_stop else self._nodes[self._state].depth)
         self._held = buffered[released:]
         return buffered[:released]
 

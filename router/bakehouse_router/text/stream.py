@@ -1,25 +1,28 @@
 """Turns one choice's token ids into text as they come: a pure state machine, ids in and text out.
 
 The invariant: however the ids are cut into calls of `feed`, the joined pieces are the same, namely the UTF-8 of
-all ids' bytes (see `bakehouse_router.text.vocabulary`) up to the first stop string that completes. Held back are
-only the bytes of an unfinished character and a tail that is a proper prefix of a stop string.
+all ids' bytes (see `bakehouse_replica.vocabulary`) up to the first stop string that completes, or up to a stop
+id. Held back are only the bytes of an unfinished character and a tail that is a proper prefix of a stop string;
+where tokens are reported, also the rest of the tokens in which these begin.
 """
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from bakehouse_replica.core.types import TokenLogprob
+from bakehouse_replica.vocabulary import Vocabulary
 
 from bakehouse_router.text.stops import StopMatcher
-from bakehouse_router.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputToken:
     """One token of an answer. `text_offset`: characters of the answer before it, an echoed prompt included.
 
-    `logprob` None: not asked for, or the first token of a prompt, which nothing predicts.
+    A token that goes on with an unfinished character, or lies in a stop that was cut off, has the offset of what
+    is shown before it. `logprob` None: not asked for, or the first token of a prompt, which nothing predicts.
     """
 
     token_id: int
@@ -27,12 +30,88 @@ class OutputToken:
     logprob: TokenLogprob | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A token that is not through; `end` counts bytes or characters, by the queue it stands in."""
+
+    token: OutputToken
+    end: int
+
+
+class _TokenBorders:
+    """Holds one choice's text back to its last token border, and knows which tokens stand before it.
+
+    A token is through once its own bytes are whole characters and none of them is held back. What is released is
+    the text of exactly the tokens that are through by then. `first_offset` characters are shown before them all.
+    """
+
+    def __init__(self, first_offset: int = 0) -> None:
+        self._first_offset = first_offset
+        self._n_bytes = 0
+        self._n_decoded = 0
+        self._n_released = 0
+        self._text = ""  # let through, but its token is not
+        self._unfinished: deque[_Waiting] = deque()
+        self._finished: deque[_Waiting] = deque()
+        self._through: list[OutputToken] = []
+
+    def add(self, token_id: int, logprob: TokenLogprob | None, n_bytes: int) -> None:
+        """The next token, before its bytes are decoded."""
+        self._n_bytes += n_bytes
+        token = OutputToken(token_id=token_id, text_offset=self._first_offset + self._n_decoded, logprob=logprob)
+        self._unfinished.append(_Waiting(token=token, end=self._n_bytes))
+
+    def advance(self, *, n_decoded: int, n_unfinished_bytes: int, text: str) -> str:
+        """The text to release after a token that brought `n_decoded` characters.
+
+        `n_unfinished_bytes` of all bytes are no character yet; `text` has just been let through.
+        """
+        self._n_decoded += n_decoded
+        self._text += text
+        n_whole_bytes = self._n_bytes - n_unfinished_bytes
+        while self._unfinished and self._unfinished[0].end <= n_whole_bytes:
+            self._finished.append(_Waiting(token=self._unfinished.popleft().token, end=self._n_decoded))
+        border, n_known = self._n_released, self._n_released + len(self._text)
+        while self._finished and self._finished[0].end <= n_known:
+            waiting = self._finished.popleft()
+            self._through.append(waiting.token)
+            border = waiting.end
+        return self._release(border - self._n_released)
+
+    def finish(self, text: str) -> str:
+        """All that is left, at the end of the answer; `text` is the last that was let through."""
+        self._text += text
+        released = self._release(len(self._text))
+        end = self._first_offset + self._n_released
+        for waiting in (*self._finished, *self._unfinished):
+            token = waiting.token
+            self._through.append(replace(token, text_offset=min(token.text_offset, end)))
+        self._finished.clear()
+        self._unfinished.clear()
+        return released
+
+    def take(self) -> tuple[OutputToken, ...]:
+        """The tokens that came through since the last time."""
+        taken = tuple(self._through)
+        self._through.clear()
+        return taken
+
+    def _release(self, n_chars: int) -> str:
+        released, self._text = self._text[:n_chars], self._text[n_chars:]
+        self._n_released += n_chars
+        return released
+
+
 class TextStream:
     """The text of one choice.
 
     `n_tokens` counts the ids taken so far, up to and including the one in which a stop completed; ids after it
-    are ignored. No stop completes within the first `min_tokens - 1` ids: there its text is text like any other.
-    `continues_text`: the ids continue a given text, so that a first space belongs to the output.
+    are ignored. A stop id ends the text wherever it stands, as in the replica; no stop string completes within
+    the first `min_tokens - 1` ids: there its text is text like any other. The text of what ended it is left out
+    unless `keeps_stop`. `continues_text`: the ids continue a given text, so that a first space belongs to the
+    output. `reports_tokens`: text is released at token borders, with the tokens it is the text of; their offsets
+    count from `first_offset`. `is_over` is asked after each token, with the text that it let through, whether
+    nothing more is wanted: no id after that token counts then.
     """
 
     def __init__(
@@ -40,47 +119,80 @@ class TextStream:
         vocabulary: Vocabulary,
         *,
         stops: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
+        keeps_stop: bool = False,
         min_tokens: int = 0,
         continues_text: bool = False,
+        reports_tokens: bool = False,
+        first_offset: int = 0,
+        is_over: Callable[[str], bool] | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, keeps_stop=keeps_stop) if stops else None
+        self._stop_ids = frozenset(stop_token_ids)
+        self._keeps_stop = keeps_stop
         self._min_tokens = min_tokens
         self._strips_space = vocabulary.strips_first_space and not continues_text
+        self._borders = _TokenBorders(first_offset) if reports_tokens else None
+        self._has_stop_id = False
+        self._is_over = is_over
+        self._has_enough = False
         self.n_tokens = 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has completed; nothing follows then."""
+        """Whether a stop has completed, a stop id has come or enough was said; no further id counts then."""
+        return self._has_stop_id or self._is_cut or self._has_enough
+
+    @property
+    def _is_cut(self) -> bool:
         return self._matcher is not None and self._matcher.is_stopped
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The text released by these ids; may be empty."""
-        bytes_of = self._vocabulary.bytes_of
-        if self._matcher is None:
-            self.n_tokens += len(token_ids)
-            return self._decode(b"".join([bytes_of(token_id) for token_id in token_ids]))
+    def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
+        """The text released by these ids; may be empty. `logprobs`: one for each id, or none at all."""
         released = []
-        for token_id in token_ids:
-            if self._matcher.is_stopped:
+        known: Sequence[TokenLogprob | None] = logprobs or [None] * len(token_ids)
+        for token_id, logprob in zip(token_ids, known, strict=True):
+            if self.is_stopped:
                 break
-            self.n_tokens += 1
-            released.append(self._match(self._matcher, self._decode(bytes_of(token_id))))
+            released.append(self._take(token_id, logprob))
         return "".join(released)
 
     def finish(self) -> str:
         """What was held back, at the end of the ids; an unfinished character becomes one replacement character."""
-        if self.is_stopped:
-            return ""
-        rest = self._decode(b"", final=True)
-        if self._matcher is None:
-            return rest
-        released = self._match(self._matcher, rest)
-        return released if self._matcher.is_stopped else released + self._matcher.flush()
+        rest = ""
+        if not self._is_cut:
+            rest = self._match(self._decode(b"", final=True))
+            if self._matcher is not None and not self._is_cut:
+                rest += self._matcher.flush()
+        return rest if self._borders is None else self._borders.finish(rest)
 
-    def _match(self, matcher: StopMatcher, text: str) -> str:
-        return matcher.feed(text, may_stop=self.n_tokens >= self._min_tokens)
+    def take_tokens(self) -> tuple[OutputToken, ...]:
+        """The tokens whose text has been released since the last time; none unless the stream reports them."""
+        return () if self._borders is None else self._borders.take()
+
+    def _take(self, token_id: int, logprob: TokenLogprob | None) -> str:
+        self.n_tokens += 1
+        self._has_stop_id = token_id in self._stop_ids
+        is_hidden = self._has_stop_id and not self._keeps_stop
+        piece = b"" if is_hidden else self._vocabulary.bytes_of(token_id)
+        if self._borders is None:
+            return self._match(self._decode(piece))
+        self._borders.add(token_id, logprob, len(piece))
+        decoded = self._decode(piece)
+        text = self._match(decoded)
+        if self._is_cut:
+            return self._borders.finish(text)
+        n_unfinished_bytes = len(self._decoder.getstate()[0])
+        return self._borders.advance(n_decoded=len(decoded), n_unfinished_bytes=n_unfinished_bytes, text=text)
+
+    def _match(self, text: str) -> str:
+        if self._matcher is not None:
+            text = self._matcher.feed(text, may_stop=self.n_tokens >= self._min_tokens)
+        if self._is_over is not None and text:
+            self._has_enough = self._is_over(text)
+        return text
 
     def _decode(self, piece: bytes, *, final: bool = False) -> str:
         text = self._decoder.decode(piece, final)

@@ -16,6 +16,10 @@ MAX_MODEL_LEN = 60
     ("request_", "param", "message"),
     [
         (make_request("r", range(60), max_tokens=None), "prompt", "prompt has 60 tokens.*limit is 59"),
+        (make_request("r", range(60), max_tokens=1), "prompt", r"60 tokens\) plus max_tokens \(1\) is 61.*is 60"),
+        (make_request("r", range(61), max_tokens=0), "prompt", r"61 tokens\) plus max_tokens \(0\) is 61.*is 60"),
+        (make_request("r", range(41), max_tokens=0), "max_tokens", "41 tokens.*need 11 KV blocks"),
+        (make_request("r", [1], max_tokens=0, prior_output=(1,)), "prior_output", "1 tokens; the limit is 0"),
         (make_request("r", range(50), max_tokens=11), "max_tokens", r"max_tokens \(11\) is 61.*limit is 60"),
         (make_request("r", range(30), max_tokens=12), "max_tokens", "41 tokens.*need 11 KV blocks of 4.*has 10"),
         (make_request("r", range(41), max_tokens=None), "prompt", "41 tokens.*need 11 KV blocks"),
@@ -41,6 +45,7 @@ def test_an_impossible_request_is_refused_by_name(request_: Request, param: str,
         (make_request("r", range(30), max_tokens=11, prior_output=(1,) * 10), 11),  # prior output is part of it
         (make_request("r", range(30), max_tokens=11, prior_output=(1,) * 11), 11),
         (make_request("r", [1], n=4, max_tokens=8), 8),
+        (make_request("r", range(40), max_tokens=0), 0),
     ],
 )
 def test_what_fits_exactly_is_accepted(request_: Request, n_limit: int) -> None:

@@ -12,7 +12,7 @@ POLICY = SchedulingPolicy(max_model_len=1000, max_prefill_tokens=10, long_prefil
 
 def make_sequence(n_missing: int) -> Sequence:
     request = make_request("r", range(100))
-    call = Call(request=request, arrival=0, deadline=None, n_output_limit=8, root_hash=b"", stop_ids=frozenset())
+    call = Call.of(request, arrival=0, now=0.0, n_output_limit=8, root_hash=b"")
     sequence = Sequence.first(call, 0, 7)
     sequence.n_computed = 100 - n_missing
     return sequence
@@ -37,6 +37,28 @@ def test_decodes_come_first_then_short_prefills_and_long_ones_keep_half(
     missing: list[int], granted: list[int], n_left: int
 ) -> None:
     sequences = [make_sequence(n_missing) for n_missing in missing]
+    budget = StepBudget.shared_among(sequences, CAPACITY, POLICY)
+    assert [budget.grants.get(sequence, 0) for sequence in sequences] == granted
+    assert budget.prefill_left == n_left
+
+
+@pytest.mark.parametrize(
+    ("drawn", "prefills", "granted", "n_left"),
+    [
+        ([4, 4], [], [4, 4], 10),
+        ([1, 4, 2], [25], [1, 4, 2, 10], 0),
+        ([9, 9, 9], [], [9, 9, 2], 0),  # in order of service, but one is sure for everybody
+        ([30, 4], [], [19, 1], 0),
+        ([30, 4], [5, 50], [17, 1, 1, 1], 0),  # and for everybody who is in prefill
+    ],
+)
+def test_tokens_drawn_ahead_come_before_prefill_and_leave_one_for_everybody(
+    drawn: list[int], prefills: list[int], granted: list[int], n_left: int
+) -> None:
+    decoding = [make_sequence(n_drawn) for n_drawn in drawn]
+    for sequence in decoding:
+        sequence.n_drawn = sequence.n_missing
+    sequences = [*decoding, *map(make_sequence, prefills)]
     budget = StepBudget.shared_among(sequences, CAPACITY, POLICY)
     assert [budget.grants.get(sequence, 0) for sequence in sequences] == granted
     assert budget.prefill_left == n_left

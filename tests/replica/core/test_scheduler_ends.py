@@ -6,7 +6,7 @@ import pytest
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.scheduler import REMEMBERED_IDS, Scheduler
 from bakehouse_replica.core.types import Capacity, Draw, FailureKind, FinishReason, Sampled, StepResult
-from driving import POLICY, make_driver, make_request, naive_generate
+from driving import POLICY, make_driver, make_fake_drawing, make_request, naive_generate
 
 
 def test_c45_an_abort_before_the_add_ends_the_request_at_once() -> None:
@@ -49,10 +49,19 @@ def test_early_aborts_are_forgotten_in_the_end() -> None:
 
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.parametrize("n_steps", [0, 1, 2, 3, 6])
-@pytest.mark.parametrize("n", [1, 3])
-def test_c46_an_abort_in_any_state_frees_everything(n: int, n_steps: int, in_flight: bool) -> None:
-    driver = make_driver(n_blocks=12, block_size=4, max_step_tokens=4)  # three steps of prefill, then decode
-    driver.add(make_request("a", range(11), n=n, temperature=1.0, max_tokens=5))
+@pytest.mark.parametrize(
+    ("n", "tokens_per_step", "prompt_logprobs", "max_tokens"),
+    [(1, 1, None, 5), (3, 1, None, 5), (3, 4, 1, 20), (1, 2, 0, 9)],
+)
+def test_c46_an_abort_in_any_state_frees_everything(
+    n: int, tokens_per_step: int, prompt_logprobs: int | None, max_tokens: int, n_steps: int, in_flight: bool
+) -> None:
+    driver = make_driver(  # three steps of prefill, then decode
+        n_blocks=16, block_size=4, max_step_tokens=4, make_executor=make_fake_drawing(tokens_per_step)
+    )
+    driver.add(
+        make_request("a", range(11), n=n, temperature=1.0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+    )
     for _ in range(n_steps):
         driver.step()
     if in_flight:
@@ -84,6 +93,28 @@ def test_c46_an_abort_of_a_preempted_sequence_frees_everything() -> None:
     usage = driver.outcome("victim").usage
     assert usage is not None
     assert usage.completion_tokens == 1
+
+
+def test_c46_an_abort_of_forked_choices_of_which_some_are_preempted_frees_everything() -> None:
+    driver = make_driver(n_blocks=9, block_size=4)
+    driver.add(make_request("a", range(6), n=4, temperature=1.0, max_tokens=20))
+    driver.step()
+    while driver.scheduler.load().n_waiting == 0:
+        driver.step()
+    assert driver.scheduler.load().n_running > 0
+    driver.abort("a")
+    assert (driver.scheduler.has_work, driver.n_held) == (False, 0)
+    assert {driver.outcome("a", choice).finish for choice in range(4)} == {FinishReason.CANCELLED}
+
+
+def test_c46_an_abort_while_a_chunk_is_scored_frees_everything() -> None:
+    driver = make_driver(max_step_tokens=8)
+    driver.add(make_request("a", range(20), max_tokens=0, prompt_logprobs=1))
+    driver.step()
+    driver.step(during=lambda: driver.abort("a"))
+    assert (driver.scheduler.has_work, driver.n_held) == (False, 0)
+    outcome = driver.outcome("a")
+    assert (outcome.finish, outcome.prompt_logprobs) == (FinishReason.CANCELLED, ())
 
 
 def test_c47_a_result_for_an_aborted_sequence_is_ignored_and_registers_nothing() -> None:

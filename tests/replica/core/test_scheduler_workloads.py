@@ -1,4 +1,4 @@
-"""Random workloads on tiny pools: the text never depends on scheduling, and nothing leaks."""
+"""Random workloads on tiny pools: the text never depends on scheduling, nothing leaks, each choice ends once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.types import BlockCopy, Capacity, FailureKind, FinishReason, Request, SchedulingPolicy
-from driving import Driver, make_request, naive_generate
+from driving import Driver, MakeExecutor, Outcome, make_fake, make_request, naive_generate
+from eventful import FAILURE, make_eventful
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def visits(draw: st.DrawFn, request_id: str) -> Visit:
         request_id,
         COMMON[: draw(st.integers(0, 12))] + draw(st.tuples(st.integers(0, 49), st.integers(0, 2))),
         n=draw(st.sampled_from([1, 1, 1, 2, 4])),
-        max_tokens=draw(st.one_of(st.none(), st.integers(1, 12))),
+        max_tokens=draw(st.one_of(st.none(), st.integers(0, 12))),
         temperature=draw(st.sampled_from([0.0, 1.0])),
         seed=draw(st.integers(-3, 3)),
         stop=draw(st.sampled_from([(), STOP_IDS])),
@@ -56,9 +57,12 @@ def visits(draw: st.DrawFn, request_id: str) -> Visit:
         salt=draw(st.sampled_from(["", "", "tenant"])),
         timeout_s=draw(st.sampled_from([None, None, None, 5.0, 20.0])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])),
+        logprobs=draw(st.sampled_from([None, None, 0, 2])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        bad_words=draw(st.sampled_from([(), (), ((5,), (7, 8))])),
     )
     if request.params.n == 1 and draw(st.booleans()):
-        whole = naive_generate(request, MAX_MODEL_LEN)[0].token_ids
+        whole = naive_generate(request, MAX_MODEL_LEN, make_eventful())[0].token_ids
         request = replace(request, prior_output=tuple(whole[: draw(st.integers(0, len(whole)))]))
     arrives_at = draw(st.integers(0, 12))
     leaves_at = draw(st.one_of(st.none(), st.none(), st.integers(-1, 15).map(lambda delay: arrives_at + delay)))
@@ -94,34 +98,58 @@ def run_workload(driver: Driver, workload: tuple[Visit, ...]) -> set[str]:
     return refused
 
 
-def assert_text_is_naive(driver: Driver, workload: tuple[Visit, ...], refused: set[str]) -> None:
-    """Each choice ended once, with the ids of an undisturbed run, or their beginning where it was cut short."""
+def assert_text_is_naive(
+    driver: Driver, workload: tuple[Visit, ...], refused: set[str], make_executor: MakeExecutor = make_fake
+) -> None:
+    """Each choice ended once, as an undisturbed run does, or with its beginning where it was cut short."""
     for visit in workload:
         request = visit.request
         if request.request_id in refused:
             continue
-        for choice, expected in enumerate(naive_generate(request, MAX_MODEL_LEN)):
+        for choice, expected in enumerate(naive_generate(request, MAX_MODEL_LEN, make_executor)):
             outcome = driver.outcome(request.request_id, choice)
             assert outcome.finish is not None, f"{request.request_id} choice {choice} never ended"
-            if outcome.finish in (FinishReason.STOP, FinishReason.LENGTH):
-                assert (outcome.token_ids, outcome.finish) == (expected.token_ids, expected.finish)
+            is_whole = outcome.finish in (FinishReason.STOP, FinishReason.LENGTH)
+            if is_whole or (outcome.failure is not None and outcome.failure.kind is FailureKind.GRAMMAR):
+                assert (outcome.token_ids, outcome.logprobs) == (expected.token_ids, expected.logprobs)
+                assert outcome.finish is expected.finish
             else:
-                assert outcome.token_ids == expected.token_ids[: len(outcome.token_ids)]
-            if outcome.finish is FinishReason.CANCELLED:
-                assert visit.leaves_at is not None
-            if outcome.finish is FinishReason.ERROR:
-                assert outcome.failure is not None
-                if outcome.failure.kind is FailureKind.DEADLINE:
-                    assert request.timeout_s is not None
-                else:
-                    assert outcome.failure.kind is FailureKind.NO_ROOM
-                    assert request.params.max_tokens is None, "what was accepted with a limit must fit"
+                assert_cut_short(visit, outcome, expected)
+            if is_whole or len(outcome.token_ids) > len(request.prior_output):
+                assert outcome.prompt_logprobs == expected.prompt_logprobs
+            assert outcome.prompt_logprobs in ((), expected.prompt_logprobs)
             assert outcome.usage is not None
             assert outcome.usage.completion_tokens == len(outcome.token_ids)
             assert outcome.usage.cached_tokens <= len(request.prompt_ids)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def assert_cut_short(visit: Visit, outcome: Outcome, expected: Outcome) -> None:
+    """The choice has the beginning of what was expected, and a cause for the missing end."""
+    assert outcome.token_ids == expected.token_ids[: len(outcome.token_ids)]
+    assert outcome.logprobs == expected.logprobs[: len(outcome.logprobs)]
+    if outcome.finish is FinishReason.CANCELLED:
+        assert visit.leaves_at is not None
+        return
+    assert (outcome.finish, outcome.failure is not None) == (FinishReason.ERROR, True)
+    if outcome.failure is not None and outcome.failure.kind is FailureKind.DEADLINE:
+        assert visit.request.timeout_s is not None
+    elif outcome.failure is not None:
+        assert outcome.failure.kind is FailureKind.NO_ROOM
+        assert visit.request.params.max_tokens is None, "what was accepted with a limit must fit"
+
+
+def assert_plans_are_sound(driver: Driver, capacity: Capacity) -> None:
+    """No copy depends on the order of the others, no step is too large, no score is asked for twice."""
+    for plan in driver.plans:
+        sources, targets = {copy.source for copy in plan.copies}, [copy.target for copy in plan.copies]
+        assert len(set(targets)) == len(targets), "two copies onto one block"
+        assert not sources & set(targets), "copies would depend on their order"
+        assert sum(len(chunk.token_ids) for chunk in plan.chunks) <= capacity.max_step_tokens
+    for positions in driver.scored_positions().values():
+        assert positions == list(range(1, len(positions) + 1))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS)
 def test_text_never_depends_on_scheduling_and_nothing_leaks(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...]
@@ -131,11 +159,24 @@ def test_text_never_depends_on_scheduling_and_nothing_leaks(
     assert_text_is_naive(driver, workload, refused)
     load = driver.scheduler.load()
     assert (load.n_running, load.n_waiting, load.n_held_blocks) == (0, 0, 0)
-    for plan in driver.plans:
-        sources, targets = {copy.source for copy in plan.copies}, [copy.target for copy in plan.copies]
-        assert len(set(targets)) == len(targets), "two copies onto one block"
-        assert not sources & set(targets), "copies would depend on their order"
-        assert sum(len(chunk.token_ids) for chunk in plan.chunks) <= capacity.max_step_tokens
+    assert_plans_are_sound(driver, capacity)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(CAPACITIES, POLICIES, WORKLOADS, st.integers(1, 4))
+def test_text_depends_neither_on_how_many_tokens_are_drawn_at_once_nor_on_neighbours_that_fail(
+    capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...], tokens_per_step: int
+) -> None:
+    """Invariants I-4 (blocks, audited by the driver after each event) and I-5 (one end for each choice)."""
+    driver = Driver(capacity, policy, make_executor=make_eventful(tokens_per_step))
+    refused = run_workload(driver, workload)
+    assert_text_is_naive(driver, workload, refused, make_eventful())
+    for outcome in driver.outcomes.values():
+        if outcome.failure is not None and outcome.failure.kind is FailureKind.GRAMMAR:
+            assert outcome.failure.message == FAILURE
+    load = driver.scheduler.load()
+    assert (load.n_running, load.n_waiting, load.n_held_blocks) == (0, 0, 0)
+    assert_plans_are_sound(driver, capacity)
 
 
 class PoolWithoutCopies(BlockPool):

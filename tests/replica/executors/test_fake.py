@@ -3,7 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from bakehouse_replica.core.types import Capacity, Chunk, Sample, SamplingParams, StepPlan
+from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.types import (
+    Capacity,
+    Chunk,
+    Grammar,
+    GrammarKind,
+    Sample,
+    SamplingParams,
+    Score,
+    StepPlan,
+)
 from bakehouse_replica.executors.fake import FakeExecutor
 
 CAPACITY = Capacity(n_blocks=8, block_size=4, max_step_tokens=64, max_sequences=8)
@@ -45,8 +55,42 @@ def test_penalties_must_count_the_tokens_that_were_computed() -> None:
     executor = FakeExecutor(CAPACITY)
     chunk = Chunk(sequence_id=0, token_ids=(1, 2, 3, 4, 5), start=0, block_ids=(0, 1), sample=PENALISED)
     assert len(executor.execute(plan_of(chunk)).sampled) == 1
-    with pytest.raises(AssertionError, match="penalties count other tokens"):
+    with pytest.raises(AssertionError, match=r"told \(1, 2, 3, 4, 6\); the cache holds \(1, 2, 3, 4, 5\)"):
         executor.execute(plan_of(replace(chunk, sample=replace(PENALISED, output_ids=(4, 6)))))
+
+
+def test_bad_words_must_look_at_the_tokens_that_were_computed() -> None:
+    executor = FakeExecutor(CAPACITY)
+    params = SamplingParams(seed=0, bad_words_ids=((4, 5),))
+    sample = Sample(params=params, seeds=(0,), output_index=2, output_ids=(4, 6))
+    chunk = Chunk(sequence_id=0, token_ids=(1, 2, 3, 4, 5), start=0, block_ids=(0, 1), sample=sample)
+    with pytest.raises(AssertionError, match=r"told \(4, 6\); the cache holds \(4, 5\)"):
+        executor.execute(plan_of(chunk))
+
+
+def test_another_past_yields_other_log_probabilities() -> None:
+    executor = FakeExecutor(CAPACITY)
+    score = Score(first_row=4, target_ids=(6,), n_top=1)
+    found = []
+    for first in range(20):
+        chunk = replace(chunk_of((first, 2, 3, 4, 5, 6), 0, (0, 1)), score=score)
+        found.append(executor.execute(plan_of(chunk)).scored[0].logprobs[0])
+    assert len(set(found)) == 20
+
+
+def test_a_grammar_is_refused_by_name() -> None:
+    params = SamplingParams(grammar=Grammar(kind=GrammarKind.REGEX, text="a"))
+    with pytest.raises(InvalidRequest, match="cannot keep to one") as caught:
+        FakeExecutor(CAPACITY).prepare(params)
+    assert caught.value.param == "grammar"
+
+
+def test_where_every_token_is_banned_by_bias_one_comes_all_the_same() -> None:
+    executor = FakeExecutor(CAPACITY, vocabulary_size=4)
+    params = SamplingParams(seed=0, logit_bias=tuple((token_id, -100.0) for token_id in range(4)))
+    sample = Sample(params=params, seeds=(0,), output_index=0)
+    chunk = replace(chunk_of((1, 2), 0, (0,)), sample=sample)
+    assert len(executor.execute(plan_of(chunk)).sampled[0].draws[0].token_ids) == 1
 
 
 def test_the_hook_sees_each_plan_and_may_end_the_step() -> None:

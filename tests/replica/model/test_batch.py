@@ -1,9 +1,10 @@
 """The batch builder: prefill and decode chunks, end to end, as index tensors."""
 
+from dataclasses import replace
 from random import Random
 
 import torch
-from bakehouse_replica.core.types import Chunk, Sample, SamplingParams
+from bakehouse_replica.core.types import Chunk, Sample, SamplingParams, Score
 from bakehouse_replica.model.batch import BatchTensors, build_batch
 
 SAMPLE = Sample(params=SamplingParams(), seeds=(0,), output_index=0)
@@ -41,6 +42,19 @@ def test_index_tensors_have_the_types_that_the_kernels_read() -> None:
 
 def test_no_row_is_sampled_where_no_chunk_asks() -> None:
     assert batch_of(chunk((1, 2), 0, (0,), samples=False)).sample_at_R.tolist() == []
+
+
+def test_the_rows_that_score_are_listed_beside_those_that_are_sampled() -> None:
+    plain = chunk((1, 2, 3, 4, 5), 0, (0, 1), samples=False)
+    batch = batch_of(
+        replace(plain, score=Score(first_row=0, target_ids=(2, 3, 4, 5, 6), n_top=0)),
+        plain,
+        chunk((7,), 3, (2,)),
+        replace(chunk((1, 2, 3), 0, (3,)), score=Score(first_row=1, target_ids=(3,), n_top=2)),
+    )
+    assert batch.score_at_Q.tolist() == [0, 1, 2, 3, 4, 12]
+    assert batch.sample_at_R.tolist() == [10, 13]
+    assert batch_of(plain).score_at_Q.tolist() == []
 
 
 def test_every_slot_lies_in_the_block_that_the_table_names_for_its_position() -> None:

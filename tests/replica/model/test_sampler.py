@@ -1,17 +1,17 @@
-"""The sampler: filters as transformers' warpers have them, noise by (seed, position), rows on their own."""
+"""The sampler: filters as transformers' warpers have them, rows on their own, log-probabilities of the raw row."""
 
 import math
 from collections import Counter
 
 import pytest
 import torch
-from bakehouse_replica.core.types import Sample, SamplingParams
-from bakehouse_replica.model.sampler import draw, uniform
+from bakehouse_replica.core.types import Draw, Sample, SamplingParams
+from bakehouse_replica.model.logprobs import token_logprobs
+from bakehouse_replica.model.sampler import draw
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -51,10 +51,15 @@ def expected_distribution(logits_V: Tensor, params: SamplingParams) -> Tensor:
     return torch.softmax(warpers(torch.LongTensor([[0]]), logits_V[None]), dim=-1)[0]
 
 
+def ids_of(draws: tuple[Draw, ...]) -> list[int]:
+    """The one token of each draw."""
+    return [token_id for drawn in draws for (token_id,) in [drawn.token_ids]]
+
+
 def drawn_from(logits_V: Tensor, params: SamplingParams, n_draws: int) -> list[int]:
     """`n_draws` ids of one distribution: one fork row with as many seeds."""
-    (token_ids,) = draw(logits_V[None], [sample_of(params, *range(n_draws))], [7])
-    return list(token_ids)
+    (draws,) = draw(logits_V[None], [sample_of(params, *range(n_draws))], [7])
+    return ids_of(draws)
 
 
 FILTERS = [
@@ -97,50 +102,25 @@ def test_drawn_frequencies_follow_transformers_warpers(params: SamplingParams) -
     assert statistic < freedom * (1 - spread + 4.753 * math.sqrt(spread)) ** 3
 
 
-@pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_the_noise_picks_the_token_at_its_share_of_the_filtered_distribution(params: SamplingParams) -> None:
-    for row, logits_V in enumerate(random_logits(20, seed=row_seed(params))):
-        cumulative_V = expected_distribution(logits_V, params).double().cumsum(-1)
-        target = uniform(row, 11)
-        (token_ids,) = draw(logits_V[None], [sample_of(params, row)], [11])
-        (token_id,) = token_ids
-        # transformers sums in float32, hence a slack of 1e-5 at either edge.
-        below = 0.0 if token_id == 0 else float(cumulative_V[token_id - 1])
-        assert below - 1e-5 <= target <= float(cumulative_V[token_id]) + 1e-5
-
-
-def row_seed(params: SamplingParams) -> int:
-    return FILTERS.index(params)
-
-
-def test_noise_is_pinned_by_seed_and_position() -> None:
-    assert uniform(1, 2) == 0.643402507167421
-    assert uniform(-(2**63), 0) != uniform(2**63 - 1, 0)
-    assert len({uniform(seed, position) for seed in range(40) for position in range(40)}) == 1600
-
-
-def test_noise_is_uniform_over_seeds_and_over_positions() -> None:
-    """Kolmogorov-Smirnov with a false-alarm probability of 1e-6 each: sup distance below 2.69 / sqrt(n)."""
-    n = 20_000
-    for values in ([uniform(seed, 5) for seed in range(n)], [uniform(5, position) for position in range(n)]):
-        distance = max(abs(value - (rank + 0.5) / n) for rank, value in enumerate(sorted(values)))
-        assert distance < 2.69 / math.sqrt(n)
-
-
 def test_rows_without_temperature_take_the_best_token() -> None:
     logits_RV = random_logits(5)
     samples = [sample_of(SamplingParams(temperature=0.0), 1, 2, 3) for _ in range(5)]
-    assert draw(logits_RV, samples, [0] * 5) == [(best,) * 3 for best in logits_RV.argmax(-1).tolist()]
+    best = logits_RV.argmax(-1).tolist()
+    assert list(map(ids_of, draw(logits_RV, samples, [0] * 5))) == [[token_id] * 3 for token_id in best]
 
 
 def mixed_samples() -> list[Sample]:
-    history = {"prompt_ids": (1, 2, 3), "output_ids": (4, 4, 5)}
+    penalised = SamplingParams(repetition_penalty=1.5, presence_penalty=0.4)
+    biased = SamplingParams(logit_bias=((8, 20.0),), bad_words_ids=((4, 5, 6), (8,)), top_k=30)
     return [
         *(sample_of(params, 17 + row) for row, params in enumerate(FILTERS)),
         sample_of(SamplingParams(temperature=0.0)),
         sample_of(SamplingParams(top_p=0.9), 5, 6, 7),
-        sample_of(SamplingParams(repetition_penalty=1.5, presence_penalty=0.4), 3, output_index=3, **history),
+        sample_of(penalised, 3, output_index=3, prompt_ids=(1, 2, 3), output_ids=(4, 4, 5)),
+        sample_of(biased, 6, output_index=3, output_ids=(4, 4, 5)),
         sample_of(SamplingParams(min_tokens=4, stop_token_ids=(0, 9)), 3, output_index=3),
+        sample_of(SamplingParams(logprobs=3, temperature=2.0), 4, 5),
+        sample_of(SamplingParams(allowed_token_ids=(20, 30, 40), logprobs=0), 7, 8),
     ]
 
 
@@ -182,41 +162,6 @@ def test_logits_are_not_modified() -> None:
     assert torch.equal(logits_RV, before)
 
 
-def greedy_with(logits: dict[int, float], sample: Sample) -> int:
-    logits_V = torch.full((50,), -20.0)
-    for token_id, value in logits.items():
-        logits_V[token_id] = value
-    ((token_id,),) = draw(logits_V[None], [sample], [0])
-    return token_id
-
-
-def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> None:
-    logits_V = random_logits(1, 50)[0]
-    prompt_ids, output_ids = (3, 4, 4, 30), (6, 30)
-    penalised = RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([prompt_ids + output_ids]), logits_V[None])[0]
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, repetition_penalty=1.8)
-        sample = sample_of(params, 9, output_index=2, prompt_ids=prompt_ids, output_ids=output_ids)
-        plain = sample_of(SamplingParams(temperature=temperature), 9)
-        assert draw(logits_V[None], [sample], [6]) == draw(penalised[None], [plain], [6])
-
-
-def test_presence_penalty_is_paid_once_and_frequency_penalty_per_occurrence() -> None:
-    def best_of(logits: dict[int, float], params: SamplingParams) -> int:
-        return greedy_with(logits, sample_of(params, output_index=3, prompt_ids=(2, 2, 2), output_ids=(1, 1, 1)))
-
-    logits = {1: 10.0, 2: 9.5}
-    assert best_of(logits, SamplingParams(temperature=0.0, presence_penalty=0.4)) == 1  # 9.6: the prompt is free
-    assert best_of(logits, SamplingParams(temperature=0.0, frequency_penalty=0.4)) == 2  # 8.8
-    assert best_of({1: 8.0, 2: 9.5}, SamplingParams(temperature=0.0, presence_penalty=-2.0)) == 1
-
-
-def test_no_stop_id_is_drawn_before_min_tokens() -> None:
-    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(7, 8))
-    logits = {7: 5.0, 8: 4.0, 9: 3.0}
-    assert [greedy_with(logits, sample_of(params, output_index=index)) for index in range(4)] == [9, 9, 7, 7]
-
-
 @pytest.mark.parametrize("temperature", [1e-40, 1e-6])
 def test_a_temperature_of_almost_nothing_is_greedy(temperature: float) -> None:
     logits_V = random_logits(1)[0]
@@ -229,8 +174,47 @@ def test_half_precision_logits_are_drawn_in_float32() -> None:
     assert Counter(drawn_from(logits_V, params, 200)) == Counter(drawn_from(logits_V.float(), params, 200))
 
 
-def test_broken_logits_are_an_error_and_not_a_token() -> None:
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(logprobs=1)])
+def test_broken_logits_are_an_error_and_not_a_token(params: SamplingParams) -> None:
     logits_RV = random_logits(2)
     logits_RV[1, 3] = math.nan
     with pytest.raises(AssertionError, match="no finite maximum"):
-        draw(logits_RV, [sample_of(SamplingParams())] * 2, [0, 0])
+        draw(logits_RV, [sample_of(params)] * 2, [0, 0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_logprobs_are_those_of_the_row_as_the_model_left_it(temperature: float) -> None:
+    logits_RV = random_logits(1)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=50,
+        logprobs=4,
+        repetition_penalty=1.4,
+        frequency_penalty=1.0,
+        logit_bias=((5, 30.0), (6, -100.0)),
+        bad_words_ids=((int(logits_RV.argmax()),),),
+    )
+    sample = sample_of(params, *range(20), output_index=2, prompt_ids=(1, 2), output_ids=(5, 7))
+    (draws,) = draw(logits_RV, [sample], [4])
+    for drawn in draws:
+        assert drawn.logprobs == token_logprobs(logits_RV, drawn.token_ids, 4)
+
+
+def test_logprobs_come_only_where_they_are_asked_for_and_change_no_token() -> None:
+    logits_RV = random_logits(3)
+    plain, silent, told = (SamplingParams(logprobs=logprobs) for logprobs in (None, 0, 2))
+    (nothing, value, values) = draw(
+        logits_RV[:1].expand(3, -1), [sample_of(params, 5) for params in (plain, silent, told)], [9] * 3
+    )
+    assert nothing[0].token_ids == value[0].token_ids == values[0].token_ids
+    assert nothing[0].logprobs == ()
+    assert [len(drawn.logprobs[0].top) for drawn in (value[0], values[0])] == [0, 2]
+
+
+def test_a_row_asked_alone_or_among_greedy_rows_has_the_same_logprobs() -> None:
+    logits_RV = random_logits(4, 49_152)
+    asks = sample_of(SamplingParams(temperature=0.0, logprobs=5))
+    greedy = sample_of(SamplingParams(temperature=0.0))
+    together = draw(logits_RV, [greedy, asks, greedy, asks], [0] * 4)
+    for row in (1, 3):
+        assert together[row] == draw(logits_RV[row : row + 1], [asks], [0])[0]

@@ -82,11 +82,11 @@ def test_c31_a_context_beyond_the_cache_is_refused_with_the_largest_that_fits() 
 
 
 def test_the_models_own_context_length_is_default_and_limit() -> None:
-    assert choose_max_model_len(SPEC, None) == 8192
-    assert choose_max_model_len(SPEC, 8192) == 8192
+    assert choose_max_model_len(SPEC.context_length, None) == 8192
+    assert choose_max_model_len(SPEC.context_length, 8192) == 8192
     for asked in (0, 1, 8193):
         with pytest.raises(StartupError, match=f"--max-model-len is {asked}; it must be from 2 to .* 8192"):
-            choose_max_model_len(SPEC, asked)
+            choose_max_model_len(SPEC.context_length, asked)
 
 
 def test_a_container_counts_its_own_limit(tmp_path: Path) -> None:

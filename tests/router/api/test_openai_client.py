@@ -198,5 +198,5 @@ async def test_errors_reach_the_package_as_its_own(client: openai.AsyncOpenAI) -
         await client.chat.completions.create(model="gpt-4", messages=MESSAGES)
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(model=MODEL, messages=MESSAGES, logprobs=True)
-    assert refused.value.param == "logprobs"
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=5)
+    assert refused.value.param == "top_logprobs"

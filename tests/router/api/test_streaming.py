@@ -9,7 +9,7 @@ import httpx
 import pytest
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded, Unavailable
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta
-from bakehouse_router.api.http import REPLICA_HEADER
+from bakehouse_router.api.generating import REPLICA_HEADER
 from bakehouse_router.text.model_text import ModelText
 from gateways import MODEL, ScriptedDispatcher, Step, delta, ids_of, served, settings
 

@@ -71,3 +71,14 @@ def test_text_after_the_stop_is_refused() -> None:
     matcher.feed("x")
     with pytest.raises(AssertionError, match="after the stop"):
         matcher.feed("y")
+
+
+@given(st.text("abcd", max_size=40), stop_sets)
+def test_a_kept_stop_is_the_end_of_the_text_and_nothing_is_held_back(text: str, stops: tuple[str, ...]) -> None:
+    matcher = StopMatcher(stops, keeps_stop=True)
+    for end, character in enumerate(text, start=1):
+        assert matcher.feed(character) == character
+        assert matcher.is_stopped == (_cut_by_definition(text[:end], stops) is not None)
+        if matcher.is_stopped:
+            return
+    assert matcher.flush() == ""

@@ -5,66 +5,21 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.vocabulary import vocabulary_of
 from bakehouse_router.text.stream import TextStream
-from bakehouse_router.text.vocabulary import Vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-WORDS = [
-    "▁",
-    "▁▁",
-    "▁logs",
-    "▁and",
-    "▁leading",
-    "▁x",
-    "a",
-    "b",
-    "é",
-    "漢",
-    "END",
-    "E",
-    "ND",
-    "|im",
-    "<",
-    "_end|>",
-    "�",
-]
-
-
-def _sentencepiece() -> Tokenizer:
-    vocab = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *BYTE_TOKENS, *WORDS])}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return tokenizer
-
-
-def _byte_level() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate(["<|end|>", *alphabet, "Ġthe", "Ġ<"])}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    tokenizer.add_tokens([AddedToken("<think hard>", special=False), AddedToken("日本", special=False)])
-    return tokenizer
-
-
-TOKENIZERS: dict[str, Tokenizer] = {"sentencepiece": _sentencepiece(), "byte_level": _byte_level()}
-VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.items()}
-SENTENCEPIECE, BYTE_LEVEL = VOCABULARIES["sentencepiece"], VOCABULARIES["byte_level"]
-_PIECES = {name: tokenizer.get_vocab() for name, tokenizer in TOKENIZERS.items()}
-
-
-def _ids(*tokens: str) -> list[int]:
-    return [_PIECES["sentencepiece"][token] for token in tokens]
-
-
-def _byte_ids(text: bytes) -> list[int]:
-    return _ids(*(f"<0x{byte:02X}>" for byte in text))
+from small_tokenizers import (
+    BYTE_LEVEL,
+    SENTENCEPIECE,
+    TOKENIZERS,
+    VOCABULARIES,
+    any_ids,
+    byte_ids,
+    ids,
+    sentencepiece,
+)
+from tokenizers import decoders
 
 
 def _run(stream: TextStream, chunks: Sequence[Sequence[int]]) -> list[str]:
@@ -83,13 +38,9 @@ def _cut(token_ids: Sequence[int], size: int) -> list[Sequence[int]]:
     return [token_ids[begin : begin + size] for begin in range(0, len(token_ids), size)]
 
 
-def _any_ids(name: str) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, TOKENIZERS[name].get_vocab_size() + 3), max_size=40)
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_joined_pieces_are_the_same_for_every_cutting(name: str) -> None:
-    @given(_any_ids(name), st.lists(st.integers(1, 7), max_size=40), st.booleans())
+    @given(any_ids(name), st.lists(st.integers(1, 7), max_size=40), st.booleans())
     def check(token_ids: list[int], sizes: list[int], has_stops: bool) -> None:
         stops = ("END", "the", "<|im_end|>", "é", "\ufffd\ufffd") if has_stops else ()
         chunks, rest = [], token_ids
@@ -107,7 +58,7 @@ def test_joined_pieces_are_the_same_for_every_cutting(name: str) -> None:
 def test_text_is_what_the_tokenizer_decodes_wherever_the_bytes_are_text(name: str) -> None:
     bytes_of = VOCABULARIES[name].bytes_of
 
-    @given(_any_ids(name))
+    @given(any_ids(name))
     def check(token_ids: list[int]) -> None:
         try:
             b"".join(map(bytes_of, token_ids)).decode()
@@ -129,31 +80,31 @@ def test_ill_formed_bytes_become_the_replacements_that_the_byte_level_decoder_gi
 
 def test_c01_an_end_marker_made_of_ordinary_tokens_never_leaks() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("<|im_end|>",))
-    assert _run(stream, _one_by_one(_ids("a", "<", "|im", "_end|>"))) == ["a", "", "", "", ""]
+    assert _run(stream, _one_by_one(ids("a", "<", "|im", "_end|>"))) == ["a", "", "", "", ""]
     assert stream.is_stopped
 
 
 def test_c02_only_a_tail_that_may_become_a_stop_is_held_back() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("END",))
-    assert _run(stream, _one_by_one(_ids("a", "b", "a", "E", "a"))) == ["a", "b", "a", "", "Ea", ""]
+    assert _run(stream, _one_by_one(ids("a", "b", "a", "E", "a"))) == ["a", "b", "a", "", "Ea", ""]
 
 
 def test_c03_held_text_is_flushed_at_an_end_by_length() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("ENDEND",))
-    assert "".join(_run(stream, _one_by_one(_ids("a", "E", "ND")))) == "aEND"
+    assert "".join(_run(stream, _one_by_one(ids("a", "E", "ND")))) == "aEND"
     assert (stream.is_stopped, stream.n_tokens) == (False, 3)
 
 
 def test_c04_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("END",))
-    assert stream.feed(_ids("a", "END", "b", "b")) == "a"
+    assert stream.feed(ids("a", "END", "b", "b")) == "a"
     assert (stream.is_stopped, stream.n_tokens) == (True, 2)
 
 
 def test_c05_ten_thousand_half_characters_cost_linear_time() -> None:
     def elapsed_s(n_tokens: int) -> float:
         stream, begun = TextStream(SENTENCEPIECE, stops=("END",)), time.perf_counter()
-        text = "".join(_run(stream, _one_by_one(_byte_ids(b"\xf0") * n_tokens)))
+        text = "".join(_run(stream, _one_by_one(byte_ids(b"\xf0") * n_tokens)))
         assert text == "\ufffd" * n_tokens
         return time.perf_counter() - begun
 
@@ -162,45 +113,45 @@ def test_c05_ten_thousand_half_characters_cost_linear_time() -> None:
 
 
 def test_c06_a_character_split_over_tokens_is_one_character() -> None:
-    pieces = _run(TextStream(SENTENCEPIECE), _one_by_one([*_byte_ids("ď".encode()), *_ids("a", "b", "é")]))
+    pieces = _run(TextStream(SENTENCEPIECE), _one_by_one([*byte_ids("ď".encode()), *ids("a", "b", "é")]))
     assert pieces == ["", "ď", "a", "b", "é", ""]
 
 
 def test_c06_a_character_cut_off_by_the_end_is_one_replacement() -> None:
-    assert _run(TextStream(SENTENCEPIECE), _one_by_one(_byte_ids(b"\xf0\x9f\x98")))[-1] == "\ufffd"
+    assert _run(TextStream(SENTENCEPIECE), _one_by_one(byte_ids(b"\xf0\x9f\x98")))[-1] == "\ufffd"
 
 
 @pytest.mark.parametrize("interval", [1, 2, 8])
 def test_c07_spaces_survive_any_flush_interval(interval: int) -> None:
-    token_ids = _ids("▁logs", "▁and") * 10
+    token_ids = ids("▁logs", "▁and") * 10
     text = "".join(_run(TextStream(SENTENCEPIECE), _cut(token_ids, interval)))
     assert text == TOKENIZERS["sentencepiece"].decode(token_ids)
     assert text.startswith("logs and logs")
 
 
 def test_c08_one_leading_space_stays() -> None:
-    assert "".join(_run(TextStream(SENTENCEPIECE), _one_by_one(_ids("▁", "▁leading", "▁x")))) == " leading x"
+    assert "".join(_run(TextStream(SENTENCEPIECE), _one_by_one(ids("▁", "▁leading", "▁x")))) == " leading x"
 
 
 def test_c08_output_that_continues_a_text_keeps_its_first_space() -> None:
     stream = TextStream(SENTENCEPIECE, continues_text=True)
-    assert "".join(_run(stream, _one_by_one(_ids("▁leading", "▁x")))) == " leading x"
+    assert "".join(_run(stream, _one_by_one(ids("▁leading", "▁x")))) == " leading x"
 
 
 def test_c09_text_is_cut_at_the_first_occurrence() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("END",))
-    assert "".join(_run(stream, [_ids("a", "▁", "END", "b", "END")])) == "a "
+    assert "".join(_run(stream, [ids("a", "▁", "END", "b", "END")])) == "a "
 
 
 def test_a_stop_before_the_least_number_of_tokens_is_text() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("END",), min_tokens=3)
-    assert "".join(_run(stream, _one_by_one(_ids("a", "END", "b", "END", "a")))) == "aENDb"
+    assert "".join(_run(stream, _one_by_one(ids("a", "END", "b", "END", "a")))) == "aENDb"
     assert stream.n_tokens == 4
 
 
 def test_special_tokens_and_unknown_ids_have_no_text() -> None:
     stream = TextStream(SENTENCEPIECE)
-    assert "".join(_run(stream, [[*_ids("<s>", "a", "</s>"), 10**6]])) == "a"
+    assert "".join(_run(stream, [[*ids("<s>", "a", "</s>"), 10**6]])) == "a"
 
 
 @pytest.mark.parametrize(
@@ -210,16 +161,46 @@ def test_special_tokens_and_unknown_ids_have_no_text() -> None:
 def test_a_decoder_that_cannot_work_token_by_token_is_refused(
     decoder: Callable[[], decoders.Decoder] | None,
 ) -> None:
-    tokenizer = _sentencepiece()
+    tokenizer = sentencepiece()
     tokenizer.decoder = None if decoder is None else decoder()
     with pytest.raises(StartupError, match="decoder"):
-        Vocabulary(tokenizer)
+        vocabulary_of(tokenizer)
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
 def test_the_metaspace_decoder_is_followed(scheme: str) -> None:
-    tokenizer = _sentencepiece()
+    tokenizer = sentencepiece()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    token_ids = _ids("▁logs", "▁and", "a")
-    text = "".join(_run(TextStream(Vocabulary(tokenizer)), _one_by_one(token_ids)))
+    token_ids = ids("▁logs", "▁and", "a")
+    text = "".join(_run(TextStream(vocabulary_of(tokenizer)), _one_by_one(token_ids)))
     assert text == tokenizer.decode(token_ids)
+
+
+# --- stop ids and stops that are kept ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reports_tokens", [False, True])
+@pytest.mark.parametrize(("keeps_stop", "expected"), [(False, "ab"), (True, "abé")])
+def test_a_stop_id_ends_the_text_wherever_it_stands(keeps_stop: bool, expected: str, reports_tokens: bool) -> None:
+    stream = TextStream(
+        SENTENCEPIECE, stop_token_ids=tuple(ids("é")), keeps_stop=keeps_stop, reports_tokens=reports_tokens
+    )
+    assert stream.feed(ids("a", "b", "é", "b")) + stream.finish() == expected
+    assert (stream.is_stopped, stream.n_tokens) == (True, 3)
+
+
+def test_a_special_stop_id_has_no_text_even_where_stops_are_kept() -> None:
+    stream = TextStream(SENTENCEPIECE, stop_token_ids=tuple(ids("</s>")), keeps_stop=True)
+    assert stream.feed(ids("a", "</s>")) + stream.finish() == "a"
+
+
+def test_text_held_for_a_stop_string_is_flushed_before_a_stop_id() -> None:
+    stream = TextStream(SENTENCEPIECE, stops=("ENDEND",), stop_token_ids=tuple(ids("é")))
+    assert stream.feed(ids("a", "END", "é")) == "a"
+    assert stream.finish() == "END"
+
+
+def test_a_kept_stop_holds_nothing_back() -> None:
+    stream = TextStream(SENTENCEPIECE, stops=("END",), keeps_stop=True)
+    assert _run(stream, _one_by_one(ids("a", "E", "b", "E", "ND"))) == ["a", "E", "b", "E", "ND", ""]
+    assert stream.is_stopped

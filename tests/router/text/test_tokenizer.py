@@ -1,5 +1,6 @@
 """What text becomes which ids: raw prompts, chats, and markers that somebody types."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from bakehouse_replica.core.types import SamplingParams
 from bakehouse_replica.source import ModelFiles
 from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText, load_model_text
+from bakehouse_router.text.tokenizer import Disguises
 from gateways import BOS, END, SPECIALS, TURN, ids_of, text_in, tiny_text, write_tiny_tokenizer
 from transformers import AutoTokenizer
 
@@ -86,6 +88,13 @@ def test_a_message_of_a_hundred_thousand_markers_needs_one_name_for_each_kind(te
     assert END not in disguised
     assert len(set(disguised)) <= 16, "a name of 8 characters for each of the two markers"
     assert disguises.remove(disguised) == typed
+
+
+def test_a_marker_made_of_digits_is_disguised_as_well() -> None:
+    disguises = Disguises(re.compile("7|<<"))
+    disguised = disguises.apply("7 << 8")
+    assert "7" not in disguised
+    assert disguises.remove(disguised) == "7 << 8"
 
 
 def test_a_developer_speaks_as_system_where_the_template_knows_no_developer(text: ModelText) -> None:

@@ -8,7 +8,7 @@ import pytest
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.source import ModelFiles, open_source
-from bakehouse_router.text.gguf_tokenizer import byte_level_splitting, load_gguf_tokenizer
+from bakehouse_replica.tokenizer_files import byte_level_splitting, load_gguf_tokenizer
 from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText, load_model_text
 from bakehouse_router.text.stream import TextStream

@@ -1,4 +1,6 @@
-"""The tokenizer inside a GGUF file, converted once into an ordinary tokenizer folder.
+"""A model's tokenizer, loaded from its files; that inside a GGUF file is converted once into an ordinary folder.
+
+Here and not in the router, because a replica needs the bytes of the same tokens for its grammars.
 
 transformers converts vocabulary, merges and special tokens, but gives every byte-level vocabulary that it does not
 know GPT-2's way of splitting text into words, which tokenises numbers and spaces wrongly without a sign. So the
@@ -11,12 +13,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.gguf_metadata import read_gguf_metadata
-from bakehouse_replica.source import ModelFiles
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.gguf_metadata import read_gguf_metadata
+from bakehouse_replica.source import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -103,4 +106,20 @@ def load_gguf_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
     logger.info("converting the tokenizer of %s, once", files.path)
     tokenizer = _convert(files)
     _save_whole(tokenizer, folder)
+    return tokenizer
+
+
+def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerFast:
+    """The tokenizer of the model in `files`. Raises `StartupError` where there is none that can be used."""
+    try:
+        if files.is_gguf:
+            tokenizer = load_gguf_tokenizer(files)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
+    except StartupError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise whatever broke, bare Exceptions too
+        raise StartupError(f"the tokenizer of model {files.name!r} cannot be loaded: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise StartupError(f"the tokenizer of model {files.name!r} has no fast implementation, which is needed")
     return tokenizer

@@ -7,11 +7,12 @@ their joined bytes, wherever the stream was cut. Where the bytes are valid UTF-8
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import cast
 
-from bakehouse_replica.core.errors import StartupError
 from tokenizers import Tokenizer
+
+from bakehouse_replica.core.errors import StartupError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -80,28 +81,68 @@ def _from_sentencepiece(tokens: Iterable[str], steps: list[dict[str, object]]) -
 
 
 class Vocabulary:
-    """The bytes of every token id; special tokens (end of sequence and the like) have none.
+    """The bytes of every token id; special tokens (end of sequence and the like) have none, but a name.
 
     `strips_first_space`: the tokenizer puts a space before every text and takes it away when decoding one.
-    Raises `StartupError` where the tokenizer decodes by a rule that cannot be done token by token.
     """
 
-    def __init__(self, backend: Tokenizer) -> None:
-        decoder = cast("dict[str, object] | None", json.loads(backend.to_str())["decoder"])
-        if decoder is None:
-            raise StartupError("this tokenizer has no decoder, so its output cannot be turned into text")
-        ids_by_token = backend.get_vocab(with_added_tokens=True)
-        steps = _steps(decoder)
-        self.strips_first_space = False
-        if {step["type"] for step in steps} in ({"ByteLevel"}, {"ByteLevel", "Fuse"}):
-            pieces = _from_byte_level(ids_by_token)
-        else:
-            pieces, self.strips_first_space = _from_sentencepiece(ids_by_token, steps)
-        self._bytes_by_id: dict[int, bytes] = dict(zip(ids_by_token.values(), pieces, strict=True))
-        for token_id, token in backend.get_added_tokens_decoder().items():
-            if token.special:
-                self._bytes_by_id[token_id] = b""
+    def __init__(
+        self,
+        bytes_by_id: Mapping[int, bytes],
+        special_names: Mapping[int, str],
+        *,
+        strips_first_space: bool = False,
+    ) -> None:
+        self._bytes_by_id = bytes_by_id
+        self._special_names = special_names
+        self.strips_first_space = strips_first_space
+
+    @property
+    def n_tokens(self) -> int:
+        """One more than the largest id; models may have more, as padding."""
+        return max({*self._bytes_by_id, *self._special_names}) + 1
 
     def bytes_of(self, token_id: int) -> bytes:
         """What the token adds to a text; nothing where the tokenizer lacks the id (padded vocabularies)."""
         return self._bytes_by_id.get(token_id, b"")
+
+    def name_of(self, token_id: int) -> str:
+        """How a token that adds nothing to a text is called: as its prompt spells it, else by its id."""
+        return self._special_names.get(token_id) or f"<token {token_id}>"
+
+    def special_id(self, name: str) -> int | None:
+        """The id of the special token of this name, None where there is none."""
+        return next((token_id for token_id, special in self._special_names.items() if special == name), None)
+
+    def showing(self, names: Collection[str]) -> "Vocabulary":
+        """The same vocabulary, but the special tokens of these names add them to a text, as ordinary ones do."""
+        shown = {token_id: name for token_id, name in self._special_names.items() if name in names}
+        if not shown:
+            return self
+        return Vocabulary(
+            {**self._bytes_by_id, **{token_id: name.encode() for token_id, name in shown.items()}},
+            {token_id: name for token_id, name in self._special_names.items() if token_id not in shown},
+            strips_first_space=self.strips_first_space,
+        )
+
+
+def vocabulary_of(backend: Tokenizer) -> Vocabulary:
+    """The vocabulary of a tokenizer.
+
+    Raises `StartupError` where it decodes by a rule that cannot be done token by token.
+    """
+    decoder = cast("dict[str, object] | None", json.loads(backend.to_str())["decoder"])
+    if decoder is None:
+        raise StartupError("this tokenizer has no decoder, so its output cannot be turned into text")
+    ids_by_token = backend.get_vocab(with_added_tokens=True)
+    steps = _steps(decoder)
+    strips_first_space = False
+    if {step["type"] for step in steps} in ({"ByteLevel"}, {"ByteLevel", "Fuse"}):
+        pieces = _from_byte_level(ids_by_token)
+    else:
+        pieces, strips_first_space = _from_sentencepiece(ids_by_token, steps)
+    bytes_by_id = dict(zip(ids_by_token.values(), pieces, strict=True))
+    added = backend.get_added_tokens_decoder()
+    special_names = {token_id: token.content for token_id, token in added.items() if token.special}
+    bytes_by_id |= dict.fromkeys(special_names, b"")
+    return Vocabulary(bytes_by_id, special_names, strips_first_space=strips_first_space)

@@ -1,0 +1,170 @@
+"""The gRPC face: `bakehouse.v1.Inference` and `grpc.health.v1.Health` over one gateway.
+
+The same methods serve a plain `grpc.aio` server and, as methods of the gateway deployment, Serve's. An error sets
+the status on the context and ends the call without an answer: exceptions would lose their metadata on the way
+through Serve (`bakehouse_router.grpc_ingress`).
+"""
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+from urllib.parse import quote
+
+import grpc
+from bakehouse_replica.core.errors import RequestTooLarge
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+)
+
+from bakehouse_router.api.bodies import Origin
+from bakehouse_router.api.deltas import stream_deltas
+from bakehouse_router.api.errors import problem_of
+from bakehouse_router.api.grpc_fields import detokenize_fields, generate_fields, tokenize_fields
+from bakehouse_router.api.grpc_replies import generate_reply
+from bakehouse_router.api.tokens import detokenized, served_models, tokenized
+from bakehouse_router.gateway import Gateway
+from bakehouse_router.grpc_ingress import CallContext
+from bakehouse_router.keys import KeyRing
+from bakehouse_router.proto.inference_pb2 import (
+    DESCRIPTOR,
+    DetokenizeReply,
+    DetokenizeRequest,
+    GenerateReply,
+    GenerateRequest,
+    ListModelsReply,
+    ListModelsRequest,
+    Model,
+    TokenizeReply,
+    TokenizeRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
+REQUEST_ID_KEY = "x-request-id"
+AUTHORIZATION_KEY = "authorization"
+_MAX_REQUEST_ID_CHARS = 128
+# Of the status message, which travels in an HTTP/2 header block of at most 8 KiB, percent-encoded.
+_MAX_DETAILS_CHARS = 1024
+
+Asked = TypeVar("Asked", bound=Message)
+Answer = TypeVar("Answer")
+
+
+class InferenceService:
+    """The methods of both services; named as the `.proto` files name them, which is how Serve finds them.
+
+    `keys` None asks nobody for a key. The health is told to everybody, as `/health` is.
+    """
+
+    def __init__(self, gateway: Gateway, keys: KeyRing | None = None) -> None:
+        self._gateway = gateway
+        self._keys = keys
+
+    async def Generate(
+        self, request: GenerateRequest, context: CallContext
+    ) -> AsyncGenerator[GenerateReply, None]:
+        """The answer in pieces; closing the generator cancels the call."""
+        call = _Call(context)
+        try:
+            origin = self._admit(request, call)
+            kind, fields = generate_fields(request)
+            deltas = stream_deltas(self._gateway, kind, fields, request_id=call.request_id, origin=origin)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield generate_reply(delta, request)
+        except Exception as error:
+            call.fail(error)
+
+    async def Tokenize(self, request: TokenizeRequest, context: CallContext) -> TokenizeReply:
+        """The ids that the model would be given."""
+        return await self._answered(request, context, self._tokenize, TokenizeReply())
+
+    async def Detokenize(self, request: DetokenizeRequest, context: CallContext) -> DetokenizeReply:
+        """The text of ids."""
+        return await self._answered(request, context, self._detokenize, DetokenizeReply())
+
+    async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsReply:
+        """The one model that is served here."""
+        return await self._answered(request, context, self._list_models, ListModelsReply())
+
+    async def Check(self, request: HealthCheckRequest, context: CallContext) -> HealthCheckResponse:
+        """Whether a replica serves, as `GET /health` says."""
+        if request.service not in ("", SERVICE):
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(f"there is no service {request.service[:100]!r} here; {SERVICE} is")
+            return HealthCheckResponse()
+        serves = any(status.problem is None for status in await self._gateway.statuses())
+        return HealthCheckResponse(
+            status=HealthCheckResponse.SERVING if serves else HealthCheckResponse.NOT_SERVING
+        )
+
+    async def _tokenize(self, request: TokenizeRequest) -> TokenizeReply:
+        kind, fields = tokenize_fields(request)
+        answer = await tokenized(self._gateway, kind, fields)
+        return TokenizeReply(
+            token_ids=answer.token_ids, max_model_len=answer.max_model_len, token_strs=answer.token_strs
+        )
+
+    async def _detokenize(self, request: DetokenizeRequest) -> DetokenizeReply:
+        return DetokenizeReply(text=await detokenized(self._gateway, detokenize_fields(request)))
+
+    async def _list_models(self, request: ListModelsRequest) -> ListModelsReply:
+        models = await served_models(self._gateway)
+        return ListModelsReply(
+            models=[Model(id=model.name, max_model_len=model.max_model_len or 0) for model in models]
+        )
+
+    def _admit(self, request: Message, call: "_Call") -> Origin:
+        """Who asks. Raises `Unauthenticated`, or `RequestTooLarge` beyond the limit of an HTTP body."""
+        limit = self._gateway.settings.max_body_bytes
+        if request.ByteSize() > limit:
+            raise RequestTooLarge(f"the request has {request.ByteSize()} bytes; the limit is {limit}")
+        return Origin(tenant="" if self._keys is None else self._keys.tenant_of(call.authorization))
+
+    async def _answered(
+        self,
+        request: Asked,
+        context: CallContext,
+        work: Callable[[Asked], Awaitable[Answer]],
+        nothing: Answer,
+    ) -> Answer:
+        """What `work` makes of the request; `nothing`, which grpc does not send, where it fails."""
+        call = _Call(context)
+        try:
+            self._admit(request, call)
+            return await work(request)
+        except Exception as error:
+            call.fail(error)
+            return nothing
+
+
+class _Call:
+    """One call's id and how it fails."""
+
+    def __init__(self, context: CallContext) -> None:
+        self._context = context
+        metadata = dict(context.invocation_metadata())
+        given = metadata.get(REQUEST_ID_KEY, "")
+        is_usable = 0 < len(given) <= _MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
+        self.request_id = given if is_usable else f"req-{secrets.token_hex(16)}"
+        self.authorization = metadata.get(AUTHORIZATION_KEY)
+        context.set_trailing_metadata([(REQUEST_ID_KEY, self.request_id)])
+
+    def fail(self, error: Exception) -> None:
+        """The status that the table of errors gives, and what else there is to say in the trailing metadata."""
+        problem = problem_of(error, self.request_id)
+        if problem.status == 500:
+            logger.exception("request %s failed", self.request_id)
+        self._context.set_code(grpc.StatusCode[problem.grpc_status])
+        self._context.set_details(problem.message[:_MAX_DETAILS_CHARS])
+        told = {REQUEST_ID_KEY: self.request_id, **problem.headers()}
+        if problem.code is not None:
+            told["bakehouse-error-code"] = quote(problem.code)
+        if problem.param is not None:
+            told["bakehouse-error-param"] = quote(problem.param, safe="[]._")
+        self._context.set_trailing_metadata(list(told.items()))

@@ -1,0 +1,74 @@
+"""JSON schemas of the replies, for the OpenAPI document."""
+
+from bakehouse_router.api.token_json import Json
+
+_TEXT: Json = {"type": "string"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_MAYBE_TEXT: Json = {"type": ["string", "null"]}
+_MAYBE_COUNT: Json = {"type": ["integer", "null"], "minimum": 0}
+_MAYBE_OBJECT: Json = {"type": ["object", "null"]}
+_TOKEN_IDS: Json = {"type": "array", "items": _COUNT}
+
+
+def _object(**properties: Json) -> Json:
+    """An object that has all of these, and may have others."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(of: Json) -> Json:
+    return {"type": "array", "items": of}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _reply(kind: str, choice: Json) -> Json:
+    return _object(
+        id=_TEXT, object={"const": kind}, created=_COUNT, model=_TEXT, choices=_list(choice), usage=_ref("Usage")
+    )
+
+
+_FINISH: Json = {"enum": ["stop", "length", "tool_calls"]}
+_MESSAGE = _object(role={"const": "assistant"}, content=_MAYBE_TEXT, refusal={"type": "null"})
+
+REPLY_SCHEMAS: dict[str, Json] = {
+    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code=_MAYBE_TEXT)),
+    "Usage": _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
+    "ChatCompletion": _reply(
+        "chat.completion",
+        _object(index=_COUNT, message=_MESSAGE, logprobs=_MAYBE_OBJECT, finish_reason=_FINISH),
+    ),
+    "Completion": _reply(
+        "text_completion", _object(index=_COUNT, text=_TEXT, logprobs=_MAYBE_OBJECT, finish_reason=_FINISH)
+    ),
+    "Response": _object(
+        id=_TEXT,
+        object={"const": "response"},
+        created_at=_COUNT,
+        status={"enum": ["completed", "incomplete"]},
+        incomplete_details=_MAYBE_OBJECT,
+        error={"type": "null"},
+        model=_TEXT,
+        output=_list(_object(id=_TEXT, type={"enum": ["message", "function_call"]}, status=_TEXT)),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Tokens": _object(
+        count=_COUNT,
+        max_model_len=_COUNT,
+        tokens=_TOKEN_IDS,
+        token_strs={"type": ["array", "null"], "items": _TEXT},
+    ),
+    "Text": _object(prompt=_TEXT),
+    "Model": _object(
+        id=_TEXT,
+        object={"const": "model"},
+        created=_COUNT,
+        owned_by=_TEXT,
+        max_model_len=_MAYBE_COUNT,
+        context_length=_MAYBE_COUNT,
+    ),
+    "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),
+    "Health": _object(status={"enum": ["ok", "unavailable"]}, replicas=_list({"type": "object"})),
+    "Readiness": _object(status={"const": "ready"}, model=_TEXT),
+}

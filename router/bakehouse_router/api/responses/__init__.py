@@ -1,0 +1,1 @@
+"""`/v1/responses`: OpenAI's newer face, text in and text out; nothing is stored."""

@@ -1,0 +1,172 @@
+"""The handlers of the OpenAI routes and of those beside them, over one gateway."""
+
+import asyncio
+import time
+
+from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.types import ReplicaStatus
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from bakehouse_router.api.bodies import chat_call, completion_call, tokenize_call
+from bakehouse_router.api.chat_reply import ChatShape
+from bakehouse_router.api.completion_reply import CompletionShape
+from bakehouse_router.api.generating import Answering, token_report
+from bakehouse_router.api.parse import Body
+from bakehouse_router.api.reading import Read, in_thread_if, read_as, read_origin, receive
+from bakehouse_router.api.responses.answer import respond
+from bakehouse_router.api.responses.body import ResponseBody
+from bakehouse_router.api.responses.call import response_call
+from bakehouse_router.api.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizeTextBody,
+)
+from bakehouse_router.api.token_json import Json, TokenReport
+from bakehouse_router.gateway import Gateway
+
+
+def _replica_json(status: ReplicaStatus) -> Json:
+    """One replica of the health body; its load is a snapshot, at most a status period old."""
+    card, load = status.card, status.load
+    return {
+        "id": card.replica_id,
+        "serves": status.problem is None,
+        "problem": status.problem,
+        "block_size": card.block_size,
+        "n_blocks": card.n_blocks,
+        "kv_bytes": card.kv_bytes,
+        "max_model_len": card.max_model_len,
+        "load": {
+            "n_running": load.n_running,
+            "n_waiting": load.n_waiting,
+            "waiting_tokens": load.waiting_tokens,
+            "n_free_blocks": load.n_free_blocks,
+            "n_cached_blocks": load.n_cached_blocks,
+            "n_held_blocks": load.n_held_blocks,
+        },
+    }
+
+
+class Routes:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._started_at = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        received_at = asyncio.get_running_loop().time()
+        read = await self._read(ChatBody, request)
+        origin = read_origin(request)
+        call = await in_thread_if(read.is_long, chat_call, read.body, self._settings, origin)
+        shape = ChatShape(token_report(call, self._gateway), self._gateway.new_parser(call))
+        return await self._answering(request, read, received_at).answer(read.body, call, shape, "chatcmpl")
+
+    async def complete(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        received_at = asyncio.get_running_loop().time()
+        read = await self._read(CompletionBody, request)
+        origin = read_origin(request)
+        call = await in_thread_if(read.is_long, completion_call, read.body, self._settings, origin)
+        shape = CompletionShape(token_report(call, self._gateway))
+        return await self._answering(request, read, received_at).answer(read.body, call, shape, "cmpl")
+
+    async def respond(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        received_at = asyncio.get_running_loop().time()
+        read = await self._read(ResponseBody, request)
+        origin = read_origin(request)
+        asked = await in_thread_if(read.is_long, response_call, read.body, self._settings, origin)
+        return await respond(self._answering(request, read, received_at), read.body, asked)
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`: the ids of a text, or of a conversation as the chat template writes it."""
+        received = await receive(request, self._settings)
+        read: Read[TokenizeChatBody] | Read[TokenizeTextBody]
+        if "messages" in received.fields:
+            read = await read_as(TokenizeChatBody, received, self._settings)
+        else:
+            read = await read_as(TokenizeTextBody, received, self._settings)
+        body = read.body
+        call = await in_thread_if(read.is_long, tokenize_call, body, self._gateway.model_name)
+        adds_special_tokens = body.add_special_tokens is not False
+        token_ids = await self._gateway.tokenize(call, adds_special_tokens=adds_special_tokens)
+        report = TokenReport(names=self._gateway.vocabulary)
+        reply = {
+            "count": len(token_ids),
+            "max_model_len": (await self._gateway.serving_card()).max_model_len,
+            "tokens": token_ids,
+            "token_strs": list(map(report.text_of, token_ids)) if body.return_token_strs else None,
+        }
+        return JSONResponse(reply, headers=read.headers())
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`: the text of ids, special tokens left out."""
+        read = await self._read(DetokenizeBody, request)
+        if read.body.model:
+            self._gateway.check_model(read.body.model)
+        text = await self._gateway.detokenize(read.body.tokens)
+        return JSONResponse({"prompt": text}, headers=read.headers())
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        return JSONResponse({"object": "list", "data": [await self._model_json()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{name}`."""
+        self._gateway.check_model(request.path_params["name"])
+        return JSONResponse(await self._model_json())
+
+    async def health(self, request: Request) -> Response:
+        """`GET /health`: 200 while at least one replica serves; the body says which do not, and why."""
+        statuses = await self._gateway.statuses()
+        replicas = [_replica_json(status) for status in statuses]
+        serves = any(status.problem is None for status in statuses)
+        return JSONResponse(
+            {"status": "ok" if serves else "unavailable", "replicas": replicas}, 200 if serves else 503
+        )
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /ready`: 200 once the model has answered and as long as a replica serves."""
+        await self._gateway.check_ready()
+        return JSONResponse({"status": "ready", "model": self._gateway.model_name})
+
+    async def _read(self, model: type[Body], request: Request) -> Read[Body]:
+        return await read_as(model, await receive(request, self._settings), self._settings)
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: this gateway's counters and its replicas' loads, as Prometheus reads them."""
+        metrics = self._gateway.metrics
+        return Response(metrics.exposition(await self._gateway.statuses()), media_type=metrics.content_type)
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """`GET /tokenizer_info`: what a client must know to use `/tokenize` as its tokenizer, as lm-eval does."""
+        return JSONResponse(self._gateway.tokenizer_info)
+
+    def _answering(
+        self,
+        request: Request,
+        read: Read[ChatBody] | Read[CompletionBody] | Read[ResponseBody],
+        received_at: float,
+    ) -> Answering:
+        headers = read.headers()
+        return Answering(gateway=self._gateway, request=request, received_at=received_at, headers=headers)
+
+    async def _model_json(self) -> Json:
+        try:
+            max_model_len = (await self._gateway.serving_card()).max_model_len
+        except BakehouseError:
+            max_model_len = None
+        return {
+            "id": self._gateway.model_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "bakehouse",
+            "max_model_len": max_model_len,
+            "context_length": max_model_len,
+        }

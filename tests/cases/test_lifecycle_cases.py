@@ -1,0 +1,329 @@
+"""Cases of cancelling, failing, draining and waiting behind others, on a scripted model in this process.
+
+Every engine here is audited when its test is through: no block held, and the pool's books in order.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from answers import Json, ask, opened
+from bakehouse_replica.core.types import (
+    Capacity,
+    Chunk,
+    Delivery,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    ReplicaStatus,
+    Request,
+    Sample,
+    SamplingParams,
+    SchedulingPolicy,
+    StepPlan,
+    TokenDelta,
+)
+from bakehouse_replica.engine import Engine
+from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.model.constraint import Constraint
+from bakehouse_replica.script import parse_script
+from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_router.dispatch import Dispatcher
+from bakehouse_router.text.model_text import scripted_model_text
+from driving import POLICY, Driver, make_request
+from engines import CAPACITY, CARD, Gate
+from gateways import served
+from scripted import SETTINGS, WAIT_S, saying, scripted_engine, scripted_server, until
+
+ENDLESS: Json = {"pieces": ["x"], "default": {"ids": [0]}}
+SMALL = ReplicaSettings(max_step_tokens=16, max_prefill_tokens=16, hash_key=b"key")
+
+
+def completion(**fields: object) -> Json:
+    return {"prompt": "hi", "temperature": 0, **fields}
+
+
+def request(request_id: str, *, n_prompt: int = 4, n: int = 1, max_tokens: int = 1000, **fields: int) -> Request:
+    # Prompts differ, so that none finds the blocks of another.
+    start = sum(request_id.encode()) % 200
+    prompt_ids = tuple(1 + (start + index) % 256 for index in range(n_prompt))
+    params = SamplingParams(n=n, max_tokens=max_tokens, temperature=0.0, seed=1)
+    return Request(request_id=request_id, prompt_ids=prompt_ids, params=params, **fields)  # type: ignore[arg-type]
+
+
+async def deltas_of(engine: Engine, asked: Request) -> list[TokenDelta]:
+    async with asyncio.timeout(WAIT_S):
+        return [delta async for delivery in engine.generate(asked) for delta in delivery.deltas]
+
+
+async def test_c45_an_abort_that_comes_before_its_request_ends_it_at_once() -> None:
+    async with scripted_engine(parse_script(dict(ENDLESS))) as running:
+        running.engine.abort("early")
+        (delta,) = await deltas_of(running.engine, request("early"))
+        assert running.plans == []
+    assert (delta.token_ids, delta.finish) == ((), FinishReason.CANCELLED)
+
+
+async def test_c45_a_client_that_hangs_up_stops_its_generation_within_a_step() -> None:
+    gate = Gate(3)
+    async with scripted_server(ENDLESS, before_step=gate.before_step) as server:
+        async with opened(server.http, completion(max_tokens=1000)) as stream:
+            while len(stream.answer.choices) == 0 or len(stream.answer.choice.text) < 3:
+                await stream.advance()
+        await until(lambda: server.client.n_open == 0)  # the cancel has been sent; a fourth step is in flight
+        gate.open()
+        await server.wait_until_idle()
+        assert len(server.plans) <= 4
+
+
+@dataclass
+class SlowGrammars:
+    """A source of constraints whose compilation takes until the test says so."""
+
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.has_begun.set()
+        assert self.may_end.wait(WAIT_S)
+
+    def constraint(self, sequence_id: int, sample: Sample) -> Constraint | None:
+        return None
+
+
+# The requests, and the step that is in flight when all of them are aborted, `victim` first.
+STATES: dict[str, tuple[Sequence[Request], int]] = {
+    "waiting": ([request("a", n_prompt=40), request("victim", n_prompt=40)], 1),
+    "second chunk of its prefill": ([request("victim", n_prompt=40)], 1),
+    "decode": ([request("victim")], 3),
+    "forked": ([request("victim", n_prompt=17, n=4)], 4),
+    "beside others": ([request("a"), request("victim", n=3), request("b")], 5),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_c46_an_abort_leaks_no_block(state: str) -> None:
+    requests, n_steps_before = STATES[state]
+    gate = Gate()
+    async with scripted_engine(parse_script(dict(ENDLESS)), SMALL, before_step=gate.before_step) as running:
+        consumers = [asyncio.create_task(deltas_of(running.engine, one)) for one in requests]
+        gate.allow(n_steps_before)
+        await until(lambda: len(running.plans) > n_steps_before)
+        running.engine.abort("victim")
+        for one in requests:
+            running.engine.abort(one.request_id)
+        gate.open()
+        ends = [[delta.finish for delta in deltas if delta.finish] for deltas in await asyncio.gather(*consumers)]
+        await running.wait_until_idle()
+    assert ends == [[FinishReason.CANCELLED] * one.params.n for one in requests]
+
+
+async def test_c46_an_abort_of_a_preempted_request_leaks_no_block() -> None:
+    gate = Gate()
+    script = parse_script(ENDLESS | {"max_model_len": 100})
+    async with scripted_engine(script, n_blocks=6, before_step=gate.before_step) as running:
+        urgent = request("urgent", n_prompt=30, max_tokens=60)
+        victim = request("victim", n_prompt=30, max_tokens=60, priority=1)
+        consumers = [asyncio.create_task(deltas_of(running.engine, one)) for one in (urgent, victim)]
+        n_steps = 0
+        while not was_preempted(running.plans):
+            gate.allow(1)
+            n_steps += 1
+            await until(lambda n_steps=n_steps: len(running.plans) > n_steps)  # type: ignore[misc]
+        running.engine.abort("victim")
+        gate.open()
+        await consumers[1]
+        running.engine.abort("urgent")
+        await consumers[0]
+        await running.wait_until_idle()
+
+
+def was_preempted(plans: Sequence[StepPlan]) -> bool:
+    """Whether a sequence that had drawn tokens is missing from the newest plan."""
+    drawn = {chunk.sequence_id for plan in plans for chunk in plan.chunks if chunk.sample is not None}
+    return bool(plans) and not drawn <= {chunk.sequence_id for chunk in plans[-1].chunks}
+
+
+async def test_c46_a_request_that_goes_while_its_grammar_compiles_leaves_nothing() -> None:
+    grammars = SlowGrammars()
+    params = SamplingParams(seed=1, max_tokens=5, grammar=Grammar(kind=GrammarKind.REGEX, text="x+"))
+    asked = Request(request_id="a", prompt_ids=(1, 2, 3), params=params)
+    async with scripted_engine(parse_script(dict(ENDLESS)), constraints=grammars) as running:
+        consumer = asyncio.create_task(deltas_of(running.engine, asked))
+        await until(grammars.has_begun.is_set)
+        consumer.cancel()
+        await asyncio.wait([consumer])
+        grammars.may_end.set()
+        assert len(await deltas_of(running.engine, request("b", max_tokens=3))) > 0
+        assert all(len(chunk.token_ids) != 3 for plan in running.plans for chunk in plan.chunks)
+
+
+def test_c47_a_result_that_comes_after_the_abort_is_ignored() -> None:
+    capacity = Capacity(n_blocks=16, block_size=4, max_step_tokens=32, max_sequences=4)
+    driver = Driver(capacity, POLICY)
+    driver.add(make_request("gone", range(1, 10), n=3))
+    driver.add(make_request("stays", range(11, 20)))
+    driver.step(during=lambda: driver.abort("gone"))
+    driver.run()
+    assert [driver.outcome("gone", choice).finish for choice in range(3)] == [FinishReason.CANCELLED] * 3
+    assert len(driver.outcome("stays").token_ids) == 8
+
+
+async def test_c47_an_abort_during_a_step_leaves_the_engine_alive() -> None:
+    gate = Gate()
+    async with scripted_engine(parse_script(dict(ENDLESS)), before_step=gate.before_step) as running:
+        consumer = asyncio.create_task(deltas_of(running.engine, request("gone")))
+        await until(lambda: len(running.plans) == 1)  # in flight
+        running.engine.abort("gone")
+        gate.open()
+        deltas = await consumer
+        after = await deltas_of(running.engine, request("next", max_tokens=3))
+        assert running.engine.failure is None
+    assert sum(len(delta.token_ids) for delta in deltas) <= 1
+    assert deltas[-1].finish is FinishReason.CANCELLED
+    assert sum(len(delta.token_ids) for delta in after) == 3
+
+
+async def test_c48_a_dead_engine_is_told_by_health_streams_and_new_requests() -> None:
+    gate = Gate(1)
+    async with scripted_server(ENDLESS | {"raise_at": 2}, before_step=gate.before_step) as server:
+        async with opened(server.http, completion()) as stream:
+            gate.open()
+            broken = await stream.rest()
+        health = await server.http.get("/health")
+        refused = await ask(server.http, completion())
+    # A token that had not been sent yet when the engine died may be missing.
+    assert (broken.choice.text, broken.choice.finish) in (("x", None), ("xx", None))
+    assert broken.error is not None
+    assert (broken.error["code"], broken.error["type"]) == ("engine_dead", "server_error")
+    assert health.status_code == 503
+    assert refused.status == 503
+    assert refused.error is not None
+
+
+async def test_c48_a_stalled_engine_that_is_closed_ends_its_streams() -> None:
+    async with scripted_server(ENDLESS | {"stall_at": 2}) as server, opened(server.http, completion()) as stream:
+        while len(stream.answer.choices) == 0 or len(stream.answer.choice.text) < 2:
+            await stream.advance()
+        server.executor.close()
+        broken = await stream.rest()
+    assert broken.choice.text == "xx"
+    assert broken.error is not None
+
+
+async def test_c48_an_engine_with_a_stalled_step_can_be_closed() -> None:
+    plans: list[StepPlan] = []
+    script = parse_script(ENDLESS | {"stall_at": 1})
+    executor = ScriptedExecutor(script, CAPACITY, before_step=plans.append)
+    policy = SchedulingPolicy(max_model_len=CARD.max_model_len)
+    engine = Engine(executor=executor, policy=policy, card=CARD, close_grace_s=0.05)
+    engine.start()
+    consumer = asyncio.create_task(deltas_of(engine, request("a", max_tokens=5)))
+    await until(lambda: len(plans) == 2)
+    await engine.close()
+    deltas = await consumer
+    assert sum(len(delta.token_ids) for delta in deltas) == 1
+    assert deltas[-1].finish is FinishReason.ERROR
+
+
+async def test_c50_draining_refuses_new_work_and_finishes_what_runs() -> None:
+    gate = Gate(1)
+    tree = saying("a", "b", "c", "d")
+    async with scripted_server(tree, before_step=gate.before_step) as server, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(opened(server.http, completion()))
+        others = [asyncio.create_task(ask(server.http, completion(stream=True))) for _ in range(2)]
+        await until(lambda: server.client.n_open == 3)
+        draining = asyncio.create_task(server.engine.drain(WAIT_S))
+        await asyncio.sleep(0)  # it refuses from its first step on
+        refused = await ask(server.http, completion())
+        health = await server.http.get("/health")
+        gate.open()
+        running = [await first.rest(), *await asyncio.gather(*others)]
+        assert await draining
+    assert [(one.choice.text, one.choice.finish) for one in running] == [("abcd", "stop")] * 3
+    assert (refused.status, health.status_code) == (503, 503)
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+@dataclass
+class Successors:
+    """Replicas of which the first that is alive serves, as after the loss of one."""
+
+    engines: Sequence[Engine]
+
+    async def generate(self, asked: Request) -> AsyncGenerator[Delivery, None]:
+        engine = next(engine for engine in self.engines if engine.failure is None)
+        async with aclosing(engine.generate(asked)) as deliveries:
+            async for delivery in deliveries:
+                yield delivery
+
+    async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        return tuple([status for engine in self.engines for status in await engine.statuses()])
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+
+
+@asynccontextmanager
+async def two_replicas(raise_at: int, gate: Gate) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """A server whose first replica, held by the gate, dies at that output token."""
+    tree = saying("a", "b", "c")
+    sound, breaking = parse_script(tree), parse_script(tree | {"raise_at": raise_at})
+    async with (
+        scripted_engine(breaking, before_step=gate.before_step) as first,
+        scripted_engine(sound) as second,
+        served(scripted_model_text(sound), Dispatcher(Successors([first.engine, second.engine])), SETTINGS) as url,
+        httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http,
+    ):
+        yield http
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}])
+async def test_c61_a_replica_lost_before_the_first_token_costs_nobody_anything(way: Json) -> None:
+    gate = Gate()
+    gate.open()
+    async with two_replicas(0, gate) as http:
+        found = await ask(http, completion(**way))
+    assert (found.choice.text, found.choice.finish, found.error) == ("abc", "stop", None)
+
+
+async def test_c61_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error() -> None:
+    gate = Gate(1)
+    async with two_replicas(1, gate) as http:
+        async with opened(http, completion()) as stream:
+            await stream.advance()
+            gate.open()
+            broken = await stream.rest()
+        again = await ask(http, completion())
+    assert (broken.choice.text, broken.choice.finish) == ("a", None)
+    assert broken.error is not None
+    assert broken.error["code"] == "engine_dead"
+    assert again.choice.text == "abc"
+
+
+def steps_of(plans: Sequence[StepPlan], is_meant: Callable[[Chunk], bool]) -> list[int]:
+    return [index for index, plan in enumerate(plans) if any(map(is_meant, plan.chunks))]
+
+
+async def test_c62_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    n_long, n_short = 131_072, 10
+    script = ENDLESS | {"max_model_len": n_long + 1000}
+    replica = ReplicaSettings(max_step_tokens=512, max_prefill_tokens=512, hash_key=b"key")
+    async with scripted_server(script, replica=replica) as server:
+        long = asyncio.create_task(ask(server.http, completion(prompt=[1] * n_long, max_tokens=1)))
+        await until(lambda: len(server.plans) >= 2)
+        short = await ask(server.http, completion(prompt=[2] * n_short, max_tokens=1))
+        is_still_running = not long.done()
+        assert (await long).count("completion_tokens") == 1
+        first = steps_of(server.plans, lambda chunk: chunk.token_ids[:1] == (2,))
+        last = steps_of(server.plans, lambda chunk: chunk.token_ids[:1] == (1,))
+    assert short.choice.text == "x"
+    assert is_still_running
+    assert len(first) <= 3
+    assert last[-1] > first[-1] + 50
+    assert len(server.plans) >= n_long // 512

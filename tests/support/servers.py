@@ -1,0 +1,92 @@
+"""`bakehouse serve` as a process of its own, for tests that use it over the network."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running `bakehouse serve`."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    @property
+    def sdk(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and everything it has started."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bakehouse_cluster.cli", *arguments]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """How long it took for `condition` to hold."""
+    begun_s = time.monotonic()
+    while not condition():
+        elapsed_s = time.monotonic() - begun_s
+        assert elapsed_s < timeout_s, f"{what}: not within {timeout_s} s"
+        time.sleep(POLL_S)
+    return time.monotonic() - begun_s
+
+
+@contextmanager
+def running(log: Path, *arguments: str) -> Iterator[Server]:
+    """A server that is ready, in a process group of its own, as in a terminal."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command("serve", "--port", str(port), *arguments),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    server = Server(process=process, url=f"http://127.0.0.1:{port}", log=log)
+    try:
+        wait_until(lambda: answers_ready(server), START_TIMEOUT_S, "ready")
+        yield server
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait(STOP_TIMEOUT_S)
+
+
+def answers_ready(server: Server) -> bool:
+    assert server.process.poll() is None, server.log.read_text()
+    try:
+        return httpx.get(f"{server.url}/ready", timeout=START_TIMEOUT_S).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
