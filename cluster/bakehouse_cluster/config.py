@@ -68,7 +68,7 @@ class GatewaySection(_Section):
     `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call.
     """
 
-    max_body: Size = ByteSize(8 * 1024 * 1024)
+    max_body: Size = ByteSize(4 * 1024 * 1024)
     max_choices: Count = 16
     max_prompts: Count = 64
     max_stops: Count = 16

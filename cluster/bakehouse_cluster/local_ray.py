@@ -36,6 +36,8 @@ APP_NAME = "bakehouse"
 # sockets/plasma_store" to our folder, 70 bytes with a pid of seven digits.
 MAX_FOLDER_BYTES = 103 - 70
 LOOPBACK = "127.0.0.1"
+# Holds what a reply can report of the longest prompts.
+MIN_GRPC_BYTES = 64 * 1024 * 1024
 # Without one of them there is no Ray; whatever else dies is started again, by Serve or by Ray.
 VITAL_PROGRAMS = frozenset({"raylet", "gcs_server"})
 LOST_POLL_S = 1.0
@@ -49,12 +51,13 @@ T = TypeVar("T")
 class LocalRaySettings:
     """Where the gateway listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
 
-    `grpc_port` None offers no gRPC.
+    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
     """
 
     host: str
     port: int
     grpc_port: int | None = None
+    max_grpc_bytes: int = MIN_GRPC_BYTES
     n_cpus: int
     object_store_bytes: int
 
@@ -308,6 +311,7 @@ def _environment(settings: LocalRaySettings, token_path: Path) -> dict[str, str]
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
         "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_grpc_bytes),  # else 2 GiB
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(settings.grpc_port or 0),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str((settings.grpc_port or 0) + 1),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice

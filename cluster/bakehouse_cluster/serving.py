@@ -14,7 +14,7 @@ from bakehouse_replica.source import open_source
 
 from bakehouse_cluster.checks import check_before_start, is_loopback
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.local_ray import LOOPBACK, LocalRay, LocalRaySettings
+from bakehouse_cluster.local_ray import LOOPBACK, MIN_GRPC_BYTES, LocalRay, LocalRaySettings
 from bakehouse_cluster.progress import Stages
 
 EXAMPLE = "What is the capital of France?"
@@ -43,6 +43,8 @@ def serve(config: Config, stages: Stages) -> int:
             host=config.server.host,
             port=config.server.port,
             grpc_port=config.server.grpc_port,
+            # A request that is over the limit, but not far, is still told so.
+            max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
         )

@@ -25,7 +25,7 @@ class GatewaySettings:
     served_name: str | None = None
     chat_template: str | None = None
     tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
     max_choices: int = 16
     max_prompts: int = 64
     max_stops: int = 16

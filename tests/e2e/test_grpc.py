@@ -118,6 +118,13 @@ async def test_an_error_has_its_status_and_says_which_field_is_wrong(faces: Face
     assert dict(unknown.value.trailing_metadata())["bakehouse-error-code"] == "model_not_found"
 
 
+async def test_a_request_over_the_limit_of_a_body_is_refused(faces: Faces) -> None:
+    async with channel_to(faces) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await InferenceStub(channel).Generate(asked(text="x" * 9 * 2**20)).read()
+    assert dict(raised.value.trailing_metadata())["bakehouse-error-code"] == "request_too_large"
+
+
 async def test_texts_are_tokenized_and_back(faces: Faces) -> None:
     async with channel_to(faces) as channel:
         stub = InferenceStub(channel)

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, WithJson
 from pydantic.config import JsonDict, JsonValue
 from pydantic_core import PydanticCustomError
 
-from bakehouse_router.api.fields import JsonObject, Name, Only, Strict, text_or_parts, wrong
+from bakehouse_router.api.fields import MAX_PARTS, JsonObject, Name, Only, Strict, text_or_parts, wrong
 from bakehouse_router.api.json_body import parse_object
 from bakehouse_router.text.messages import ChatMessage, Role, Tool, ToolCall
 
@@ -37,7 +37,7 @@ class TextPartBody(Strict):
     text: str
 
 
-Parts = Annotated[list[TextPartBody], Field(fail_fast=True), text_or_parts(TextPartBody)]
+Parts = Annotated[list[TextPartBody], Field(max_length=MAX_PARTS, fail_fast=True), text_or_parts(TextPartBody)]
 
 
 class CalledFunctionBody(Strict):

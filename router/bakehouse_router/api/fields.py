@@ -23,6 +23,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 # Beyond any context or vocabulary; JSON integers of thousands of digits must not reach arithmetic or messages.
 COUNT_LIMIT = 2**63
 MAX_NAME_CHARS = 256
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
 MAX_TIMEOUT_S = 86_400.0
 _MAX_BIAS = 100.0
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")

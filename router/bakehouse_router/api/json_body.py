@@ -1,7 +1,7 @@
 """Reads a request's body, bounded, and parses it as the JSON object it must be.
 
-Stricter than `json.loads`: no NaN or Infinity, no key twice, no lone surrogate, no nesting deeper than any request
-needs. Every refusal is an `InvalidRequest`.
+Stricter than `json.loads`: no NaN or Infinity, no key twice, no lone surrogate, no deeper nesting and no more
+lists and objects than any request needs. Every refusal is an `InvalidRequest`.
 """
 
 import json
@@ -10,6 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import NoReturn
 
 from bakehouse_replica.core.errors import InvalidRequest, RequestTooLarge
+
+# Each opens a list or an object, which cost a hundred times their own length to build and to check: 8 MB of them
+# stalled every stream of the gateway for 2.2 s, 50,000 do so for 0.2 s. Text rarely has one in 20 characters.
+MAX_BRACKETS = 50_000
 
 
 async def read_body(chunks: AsyncIterator[bytes], headers: Mapping[str, str], max_bytes: int) -> bytes:
@@ -54,6 +58,9 @@ def _refuse_lone_surrogates(parsed: dict[str, object]) -> None:
 
 def parse_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`."""
+    n_brackets = body.count(b"[") + body.count(b"{")
+    if n_brackets > MAX_BRACKETS:
+        raise RequestTooLarge(f"the body has {n_brackets} opening brackets; the limit is {MAX_BRACKETS}")
     try:
         text = body.decode()
         parsed = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from bakehouse_router.api.conversation import ChatMessageBody, ToolBody, ToolChoiceField
 from bakehouse_router.api.fields import (
+    MAX_MESSAGES,
     MAX_TIMEOUT_S,
     BadWords,
     Count,
@@ -89,7 +90,7 @@ class GenerationBody(AcceptedForClients, AnswerFields):
 class ChatFields(Strict):
     """What a conversation consists of."""
 
-    messages: Annotated[list[ChatMessageBody], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

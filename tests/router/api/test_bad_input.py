@@ -5,6 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
+from bakehouse_replica.core.errors import InvalidRequest, RequestTooLarge
+from bakehouse_router.api.json_body import parse_object
+from bakehouse_router.api.parse import parse_body
+from bakehouse_router.api.schema import ChatBody
 from bakehouse_router.text.model_text import ModelText
 from gateways import MODEL, fake_engine, served, settings
 
@@ -144,3 +148,21 @@ async def test_c24_without_max_tokens_the_rest_of_the_context_is_used(client: ht
 async def test_c30_an_unknown_model_has_code_and_param(client: httpx.AsyncClient) -> None:
     error = (await client.post(CHAT, json=_chat(model="gpt-4"))).json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_more_lists_and_objects_than_any_request_needs_are_refused_before_they_are_built() -> None:
+    with pytest.raises(RequestTooLarge, match="50001 opening brackets; the limit is 50000"):
+        parse_object(b"[" * 25_000 + b"{" * 25_001)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": "a"}] * 4097, "messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}], "messages[0].content"),
+    ],
+)
+def test_more_messages_or_parts_than_anyone_needs_are_refused(messages: object, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="at most") as refused:
+        parse_body(ChatBody, {"model": MODEL, "messages": messages})
+    assert refused.value.param == param

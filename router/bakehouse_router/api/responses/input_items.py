@@ -9,7 +9,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict, JsonValue
 
 from bakehouse_router.api.conversation import ArgumentsText, FunctionName, misplaced
-from bakehouse_router.api.fields import JsonObject, Name, Only, Strict, text_or_parts, wrong
+from bakehouse_router.api.fields import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    JsonObject,
+    Name,
+    Only,
+    Strict,
+    text_or_parts,
+    wrong,
+)
 from bakehouse_router.text.messages import ChatMessage, ToolCall
 
 _MESSAGE, _CALL, _OUTPUT = "message", "function_call", "function_call_output"
@@ -42,7 +51,7 @@ class InputPartBody(Strict):
     logprobs: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
 
 
-Parts = Annotated[list[InputPartBody], Field(fail_fast=True), text_or_parts(InputPartBody)]
+Parts = Annotated[list[InputPartBody], Field(max_length=MAX_PARTS, fail_fast=True), text_or_parts(InputPartBody)]
 
 
 def _by_type(schema: JsonDict) -> None:
@@ -111,7 +120,7 @@ def _items(value: object) -> object:
 
 InputItems = Annotated[
     list[InputItemBody],
-    Field(fail_fast=True),
+    Field(max_length=MAX_MESSAGES, fail_fast=True),
     BeforeValidator(_items, json_schema_input_type=str | Annotated[list[InputItemBody], Field(min_length=1)]),
 ]
 
