@@ -93,9 +93,12 @@ class LocalRay:
         self.token_path.write_text(secrets.token_hex(32))
         os.environ.update(_environment(self._settings, self.token_path))
         import ray  # reads the environment set above
+        from ray._private import worker
         from ray._private.parameter import RayParams
 
         logging.getLogger("ray").setLevel(logging.ERROR)
+        # Of a program that dies it would print the last 20 lines of the log; `wait_until_lost` says it in one.
+        vars(worker)["print_to_stdstream"] = lambda *_lines, **_options: None
         # `ray.init` has no argument for this port; its default is 52365 for every Ray of a machine.
         RayParams.__init__ = _with_keyword(  # type: ignore[method-assign]
             RayParams.__init__, dashboard_agent_listen_port=0

@@ -5,8 +5,8 @@ Every engine here is audited when its test is through: no block held, and the po
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,11 +15,9 @@ from answers import Json, ask, opened
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
-    Delivery,
     FinishReason,
     Grammar,
     GrammarKind,
-    ReplicaStatus,
     Request,
     Sample,
     SamplingParams,
@@ -38,6 +36,7 @@ from driving import POLICY, Driver, make_request
 from engines import CAPACITY, CARD, Gate
 from gateways import served
 from scripted import SETTINGS, WAIT_S, saying, scripted_engine, scripted_server, until
+from two_replicas import two_replicas
 
 ENDLESS: Json = {"pieces": ["x"], "default": {"ids": [0]}}
 SMALL = ReplicaSettings(max_step_tokens=16, max_prefill_tokens=16, hash_key=b"key")
@@ -95,24 +94,34 @@ class SlowGrammars:
         return None
 
 
-# The requests, and the step that is in flight when all of them are aborted, `victim` first.
-STATES: dict[str, tuple[Sequence[Request], int]] = {
-    "waiting": ([request("a", n_prompt=40), request("victim", n_prompt=40)], 1),
-    "second chunk of its prefill": ([request("victim", n_prompt=40)], 1),
-    "decode": ([request("victim")], 3),
-    "forked": ([request("victim", n_prompt=17, n=4)], 4),
-    "beside others": ([request("a"), request("victim", n=3), request("b")], 5),
+def newest(plans: Sequence[StepPlan]) -> list[tuple[int, int]]:
+    """Of each chunk of the step in flight: its sequence and where it starts."""
+    return [(chunk.sequence_id, chunk.start) for chunk in plans[-1].chunks]
+
+
+# The requests, the step that is in flight when all of them are aborted, `victim` first, and what is in that step.
+STATES: dict[str, tuple[Sequence[Request], int, list[tuple[int, int]]]] = {
+    "waiting": ([request("a", n_prompt=40), request("victim", n_prompt=40)], 1, [(0, 16)]),
+    "second chunk of its prefill": ([request("victim", n_prompt=40)], 1, [(0, 16)]),
+    "decode": ([request("victim")], 3, [(0, 6)]),
+    "forked": ([request("victim", n_prompt=17, n=4)], 4, [(child, 19) for child in range(4)]),
+    "beside others": (
+        [request("a"), request("victim", n=3), request("b")],
+        5,
+        [(0, 8), (1, 7), (3, 7), (4, 7), (2, 7)],
+    ),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 async def test_c46_an_abort_leaks_no_block(state: str) -> None:
-    requests, n_steps_before = STATES[state]
+    requests, n_steps_before, in_flight = STATES[state]
     gate = Gate()
     async with scripted_engine(parse_script(dict(ENDLESS)), SMALL, before_step=gate.before_step) as running:
         consumers = [asyncio.create_task(deltas_of(running.engine, one)) for one in requests]
         gate.allow(n_steps_before)
         await until(lambda: len(running.plans) > n_steps_before)
+        assert newest(running.plans) == in_flight
         running.engine.abort("victim")
         for one in requests:
             running.engine.abort(one.request_id)
@@ -188,20 +197,29 @@ async def test_c47_an_abort_during_a_step_leaves_the_engine_alive() -> None:
     assert sum(len(delta.token_ids) for delta in after) == 3
 
 
-async def test_c48_a_dead_engine_is_told_by_health_streams_and_new_requests() -> None:
-    gate = Gate(1)
-    async with scripted_server(ENDLESS | {"raise_at": 2}, before_step=gate.before_step) as server:
-        async with opened(server.http, completion()) as stream:
-            gate.open()
-            broken = await stream.rest()
+async def test_c48_a_dead_engine_is_told_by_health_streams_and_requests_that_wait_or_come() -> None:
+    gate = Gate()
+    replica = ReplicaSettings(max_sequences=2, hash_key=b"key")
+    tree = ENDLESS | {"raise_at": 2}
+    async with scripted_server(tree, replica=replica, before_step=gate.before_step) as server:
+        asked = [
+            asyncio.create_task(ask(server.http, completion(stream=is_streamed)))
+            for is_streamed in (True, True, False)
+        ]
+        await until(lambda: server.client.n_open == 3)
+        gate.open()
+        *broken, waiting = await asyncio.gather(*asked)
         health = await server.http.get("/health")
         refused = await ask(server.http, completion())
-    # A token that had not been sent yet when the engine died may be missing.
-    assert (broken.choice.text, broken.choice.finish) in (("x", None), ("xx", None))
-    assert broken.error is not None
-    assert (broken.error["code"], broken.error["type"]) == ("engine_dead", "server_error")
-    assert health.status_code == 503
-    assert refused.status == 503
+    for stream in broken:
+        # A token that had not been sent yet when the engine died may be missing.
+        assert (stream.status, stream.is_done) == (200, True)
+        assert set(stream.choice.text) == {"x"}
+        assert stream.choice.finish is None
+        assert stream.error is not None
+        assert (stream.error["code"], stream.error["type"]) == ("engine_dead", "server_error")
+    assert [health.status_code, waiting.status, refused.status] == [503] * 3
+    assert waiting.error is not None
     assert refused.error is not None
 
 
@@ -230,6 +248,28 @@ async def test_c48_an_engine_with_a_stalled_step_can_be_closed() -> None:
     assert deltas[-1].finish is FinishReason.ERROR
 
 
+async def test_c49_a_gateway_that_starts_again_lists_and_serves_what_it_did_before() -> None:
+    script = parse_script(saying("a", "b"))
+    seen = []
+    async with scripted_engine(script) as running:
+        for _ in range(2):
+            async with (
+                served(scripted_model_text(script), Dispatcher(running.engine), SETTINGS) as url,
+                httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http,
+            ):
+                paths = ("/health", "/ready", "/v1/models", "/v1/models/scripted")
+                health, ready, models, model = [await http.get(path) for path in paths]
+                (listed,) = models.json()["data"]
+                (replica,) = health.json()["replicas"]
+                told = {key: value for key, value in listed.items() if key != "created"}
+                assert {key: value for key, value in model.json().items() if key != "created"} == told
+                assert (health.status_code, ready.status_code) == (200, 200)
+                assert (ready.json()["model"], replica["max_model_len"]) == (listed["id"], listed["max_model_len"])
+                assert (await ask(http, completion(model=listed["id"]))).choice.text == "ab"
+                seen.append((told, replica["replica_id"]))
+    assert seen[0] == seen[1]
+
+
 async def test_c50_draining_refuses_new_work_and_finishes_what_runs() -> None:
     gate = Gate(1)
     tree = saying("a", "b", "c", "d")
@@ -249,52 +289,29 @@ async def test_c50_draining_refuses_new_work_and_finishes_what_runs() -> None:
     assert int(refused.headers["retry-after"]) >= 1
 
 
-@dataclass
-class Successors:
-    """Replicas of which the first that is alive serves, as after the loss of one."""
-
-    engines: Sequence[Engine]
-
-    async def generate(self, asked: Request) -> AsyncGenerator[Delivery, None]:
-        engine = next(engine for engine in self.engines if engine.failure is None)
-        async with aclosing(engine.generate(asked)) as deliveries:
-            async for delivery in deliveries:
-                yield delivery
-
-    async def statuses(self) -> tuple[ReplicaStatus, ...]:
-        return tuple([status for engine in self.engines for status in await engine.statuses()])
-
-    async def close(self) -> None:
-        for engine in self.engines:
-            await engine.close()
-
-
-@asynccontextmanager
-async def two_replicas(raise_at: int, gate: Gate) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """A server whose first replica, held by the gate, dies at that output token."""
-    tree = saying("a", "b", "c")
-    sound, breaking = parse_script(tree), parse_script(tree | {"raise_at": raise_at})
-    async with (
-        scripted_engine(breaking, before_step=gate.before_step) as first,
-        scripted_engine(sound) as second,
-        served(scripted_model_text(sound), Dispatcher(Successors([first.engine, second.engine])), SETTINGS) as url,
-        httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http,
-    ):
-        yield http
+REPLY = saying("a", "b", "c")
 
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}])
 async def test_c61_a_replica_lost_before_the_first_token_costs_nobody_anything(way: Json) -> None:
-    gate = Gate()
-    gate.open()
-    async with two_replicas(0, gate) as http:
+    async with two_replicas(REPLY, raise_at=0) as http:
         found = await ask(http, completion(**way))
     assert (found.choice.text, found.choice.finish, found.error) == ("abc", "stop", None)
 
 
+@pytest.mark.parametrize("way", [{}, {"stream": True}])
+async def test_c61_choices_and_echo_and_usage_come_once_after_a_loss(way: Json) -> None:
+    usage = {"stream_options": {"include_usage": True}} if way else {}
+    async with two_replicas(REPLY, raise_at=0) as http:
+        found = await ask(http, completion(n=2, echo=True, prompt_logprobs=0, **way, **usage))
+    assert [choice.text for choice in found.choices.values()] == ["hiabc"] * 2
+    assert {choice.finish for choice in found.choices.values()} == {"stop"}
+    assert (found.count("prompt_tokens"), found.count("completion_tokens")) == (2, 8)
+
+
 async def test_c61_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error() -> None:
     gate = Gate(1)
-    async with two_replicas(1, gate) as http:
+    async with two_replicas(REPLY, raise_at=1, before_step=gate.before_step) as http:
         async with opened(http, completion()) as stream:
             await stream.advance()
             gate.open()

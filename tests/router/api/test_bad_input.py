@@ -150,7 +150,7 @@ async def test_c30_an_unknown_model_has_code_and_param(client: httpx.AsyncClient
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
-def test_more_lists_and_objects_than_any_request_needs_are_refused_before_they_are_built() -> None:
+async def test_more_lists_and_objects_than_any_request_needs_are_refused_before_they_are_built() -> None:
     with pytest.raises(RequestTooLarge, match="50001 opening brackets; the limit is 50000"):
         parse_object(b"[" * 25_000 + b"{" * 25_001)
 
@@ -162,7 +162,7 @@ def test_more_lists_and_objects_than_any_request_needs_are_refused_before_they_a
         ([{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}], "messages[0].content"),
     ],
 )
-def test_more_messages_or_parts_than_anyone_needs_are_refused(messages: object, param: str) -> None:
+async def test_more_messages_or_parts_than_anyone_needs_are_refused(messages: object, param: str) -> None:
     with pytest.raises(InvalidRequest, match="at most") as refused:
         parse_body(ChatBody, {"model": MODEL, "messages": messages})
     assert refused.value.param == param
