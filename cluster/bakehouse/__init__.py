@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bakehouse_cluster.app import build as build
     from bakehouse_cluster.llm import LLM as LLM
-    from bakehouse_replica.core.types import SamplingParams as SamplingParams
+    from bakehouse_replica.core.sampling import SamplingParams as SamplingParams
     from bakehouse_router.connect import connect as connect
 
 _HOME = {
     "LLM": "bakehouse_cluster.llm",
-    "SamplingParams": "bakehouse_replica.core.types",
+    "SamplingParams": "bakehouse_replica.core.sampling",
     "build": "bakehouse_cluster.app",
     "connect": "bakehouse_router.connect",
 }

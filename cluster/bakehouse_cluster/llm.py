@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
 
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_router.api.bodies import chat_call
 from bakehouse_router.api.parse import parse_body
 from bakehouse_router.api.schema import ChatBody

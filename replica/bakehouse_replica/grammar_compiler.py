@@ -26,7 +26,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from numpy.typing import NDArray
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_text import LarkGrammar, read_lark, read_schema
 from bakehouse_replica.vocabulary import Vocabulary
 

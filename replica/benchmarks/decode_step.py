@@ -13,7 +13,8 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
-from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Chunk, ModelSource, Sample
 from bakehouse_replica.model.batch import BatchTensors, build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.sampler import draw

@@ -15,7 +15,8 @@ from statistics import mean
 from time import perf_counter
 
 import torch
-from bakehouse_replica.core.types import Grammar, GrammarKind, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import ModelSource, Sample
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.model.grammar import GrammarStore
 from bakehouse_replica.source import open_source

@@ -14,7 +14,8 @@ from time import perf_counter
 import torch
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
-from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Chunk, ModelSource, Sample
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.noise import noise_key, race, race_of_all

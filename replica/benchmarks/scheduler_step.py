@@ -5,17 +5,9 @@ PYTHONPATH=replica python replica/benchmarks/scheduler_step.py
 
 from time import process_time
 
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
-from bakehouse_replica.core.types import (
-    Capacity,
-    Draw,
-    Request,
-    Sampled,
-    SamplingParams,
-    SchedulingPolicy,
-    StepPlan,
-    StepResult,
-)
+from bakehouse_replica.core.types import Capacity, Draw, Request, Sampled, SchedulingPolicy, StepPlan, StepResult
 
 N_SEQUENCES = 256
 BLOCK_SIZE = 16

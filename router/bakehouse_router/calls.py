@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bakehouse_replica.core.types import Grammar
+from bakehouse_replica.core.sampling import Grammar
 
 from bakehouse_router.text.messages import ChatMessage, Tool
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from bakehouse_replica.core.errors import BakehouseError, Unavailable, UnknownModel
-from bakehouse_replica.core.types import Grammar, ReplicaCard, ReplicaStatus, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, SamplingParams
+from bakehouse_replica.core.types import ReplicaCard, ReplicaStatus
 from bakehouse_replica.source import name_of
 from bakehouse_replica.vocabulary import Vocabulary
 

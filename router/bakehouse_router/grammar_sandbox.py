@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar
+from bakehouse_replica.core.sampling import Grammar
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.vocabulary import Vocabulary
 

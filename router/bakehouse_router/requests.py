@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from bakehouse_replica.core.errors import ContextTooLong, InvalidRequest
-from bakehouse_replica.core.types import ReplicaCard, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import ReplicaCard, Request
 
 from bakehouse_router.calls import GenerationOptions
 

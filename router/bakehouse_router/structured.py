@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_text import depth_of
 from bakehouse_replica.recently_used import RecentlyUsed
 from bakehouse_replica.vocabulary import Vocabulary

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 from answers import Json, ask, opened
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
     FinishReason,
-    Grammar,
-    GrammarKind,
     Request,
     Sample,
-    SamplingParams,
     SchedulingPolicy,
     StepPlan,
     TokenDelta,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 from bakehouse import LLM, SamplingParams
 from bakehouse_replica.core.errors import ConfigError, InvalidRequest, StartupError
-from bakehouse_replica.core.types import FinishReason, Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
+from bakehouse_replica.core.types import FinishReason
 
 pytestmark = pytest.mark.e2e
 

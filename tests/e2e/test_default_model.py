@@ -6,7 +6,8 @@ import pytest
 import torch
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
-from bakehouse_replica.core.types import Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Chunk, ModelSource, Sample
 from bakehouse_replica.generation import generation_defaults
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.checkpoint import open_checkpoint

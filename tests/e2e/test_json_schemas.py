@@ -7,14 +7,8 @@ from random import Random
 
 import pytest
 from bakehouse_replica.build import build_engine
-from bakehouse_replica.core.types import (
-    FinishReason,
-    Grammar,
-    GrammarKind,
-    ModelSource,
-    Request,
-    SamplingParams,
-)
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import FinishReason, ModelSource, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import open_source

@@ -10,15 +10,8 @@ import pytest
 import ray
 import torch
 from bakehouse_replica.actor import ReplicaActor
-from bakehouse_replica.core.types import (
-    Delivery,
-    FailureKind,
-    FinishReason,
-    ModelSource,
-    ReplicaStatus,
-    Request,
-    SamplingParams,
-)
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, ModelSource, ReplicaStatus, Request
 from bakehouse_replica.core.wire import card_from_wire, load_from_wire
 from bakehouse_replica.settings import ReplicaSettings
 from ray import serve

@@ -8,7 +8,8 @@ import pytest
 import torch
 from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.types import ModelSource, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import ModelSource, Request
 from bakehouse_replica.settings import ReplicaSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 

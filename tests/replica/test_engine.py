@@ -7,7 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from bakehouse_replica.core.types import Delivery, FinishReason, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Delivery, FinishReason, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_router.client import ReplicaClient

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import DeadlineExceeded, InvalidRequest, Unavailable
-from bakehouse_replica.core.types import FailureKind, FinishReason, Grammar, GrammarKind, SamplingParams, StepPlan
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import FailureKind, FinishReason, StepPlan
 from bakehouse_replica.executors.fake import FakeExecutor
 from engines import CAPACITY, WAIT_S, collect, engine_with, ids_of, request, wait_until_idle
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import grammars
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar
+from bakehouse_replica.core.sampling import Grammar
 from bakehouse_replica.grammar_compiler import GrammarCompiler, unpack_mask
 from bakehouse_replica.vocabulary import Vocabulary
 from grammars import N_VOCABULARY, TOOL_ID, lark, regex, schema, small_vocabulary

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import FinishReason, ModelSource, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import FinishReason, ModelSource, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import open_source

@@ -9,13 +9,13 @@ import pytest
 import torch
 from bakehouse_kernels.dispatch import select_ops
 from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
     Capacity,
     FinishReason,
     ModelSource,
     Request,
-    SamplingParams,
     SchedulingPolicy,
     StepPlan,
     StepResult,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_router.bounds import check_bad_words, check_bounds
 from bakehouse_router.calls import Call, ToolUse
 from bakehouse_router.requests import check_token_ids, scoped_salt

@@ -13,6 +13,7 @@ from bakehouse_replica.core.errors import (
     Overloaded,
     Unavailable,
 )
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Delivery,
     Failure,
@@ -20,7 +21,6 @@ from bakehouse_replica.core.types import (
     FinishReason,
     ReplicaStatus,
     Request,
-    SamplingParams,
     TokenDelta,
     TokenLogprob,
 )

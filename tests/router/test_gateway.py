@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from bakehouse_replica.core.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
-from bakehouse_replica.core.types import FinishReason, Grammar, GrammarKind, ModelSource, Request, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import FinishReason, ModelSource, Request
 from bakehouse_router.calls import Call, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import Generation

@@ -9,7 +9,7 @@ from time import perf_counter
 import psutil
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar
+from bakehouse_replica.core.sampling import Grammar
 from bakehouse_router.grammar_sandbox import MAX_COMPILE_S, GrammarSandbox, TooCostly
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.structured import GrammarChecker

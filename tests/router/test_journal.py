@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.hashing import choice_seed
-from bakehouse_replica.core.types import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import FinishReason, Request, TokenDelta, TokenLogprob
 from bakehouse_router.journal import Journal
 
 

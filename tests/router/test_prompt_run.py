@@ -4,15 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, InvalidRequest, Unavailable
-from bakehouse_replica.core.types import (
-    Delivery,
-    Failure,
-    FailureKind,
-    FinishReason,
-    Request,
-    SamplingParams,
-    TokenDelta,
-)
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Delivery, Failure, FailureKind, FinishReason, Request, TokenDelta
 from bakehouse_replica.vocabulary import Vocabulary
 from bakehouse_router.prompt_run import Echo, PromptJob, PromptRun, TextPiece
 from bakehouse_router.text.stream import TextStream

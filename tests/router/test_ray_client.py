@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Delivery,
     FinishReason,
@@ -13,7 +14,6 @@ from bakehouse_replica.core.types import (
     ReplicaLoad,
     ReplicaStatus,
     Request,
-    SamplingParams,
     TokenDelta,
 )
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire

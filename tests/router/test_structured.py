@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.structured import GrammarChecker, grammar_field, grammar_of

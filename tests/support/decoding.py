@@ -9,7 +9,8 @@ from bakehouse_kernels.dispatch import select_ops
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Sample
 from bakehouse_replica.executors.in_process import build_executor
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.constraint import ConstraintSource

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.hashing import choice_seed
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
     Capacity,
@@ -15,7 +16,6 @@ from bakehouse_replica.core.types import (
     FinishReason,
     Request,
     Sample,
-    SamplingParams,
     SchedulingPolicy,
     Score,
     StepPlan,

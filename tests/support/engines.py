@@ -6,16 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import (
-    Capacity,
-    Grammar,
-    ReplicaCard,
-    Request,
-    SamplingParams,
-    SchedulingPolicy,
-    StepPlan,
-    TokenDelta,
-)
+from bakehouse_replica.core.sampling import Grammar, SamplingParams
+from bakehouse_replica.core.types import Capacity, ReplicaCard, Request, SchedulingPolicy, StepPlan, TokenDelta
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import Capacity, Draw, SamplingParams, StepPlan, StepResult
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Capacity, Draw, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
 from driving import VOCABULARY_SIZE
 

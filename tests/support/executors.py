@@ -8,16 +8,8 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import (
-    BlockCopy,
-    Capacity,
-    Chunk,
-    Sample,
-    SamplingParams,
-    Score,
-    StepPlan,
-    StepResult,
-)
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import build_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor

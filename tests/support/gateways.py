@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Delivery,
@@ -20,7 +21,6 @@ from bakehouse_replica.core.types import (
     ReplicaLoad,
     ReplicaStatus,
     Request,
-    SamplingParams,
     SchedulingPolicy,
     StepPlan,
     TokenDelta,

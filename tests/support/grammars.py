@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 import torch
-from bakehouse_replica.core.types import Grammar, GrammarKind, Sample, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import Sample
 from bakehouse_replica.grammar_compiler import LIMITS, GrammarCompiler
 from bakehouse_replica.model.constraint import Constraint
 from bakehouse_replica.model.grammar import GrammarStore

@@ -7,7 +7,8 @@ passes it.
 
 from typing import Protocol
 
-from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, StepResult
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 
 
 class Executor(Protocol):

@@ -6,7 +6,8 @@ An id that the embedding lacks stops the whole batch, and a row that leaves no t
 from itertools import chain
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Request
 
 
 def check_vocabulary(request: Request, n_vocabulary: int) -> None:

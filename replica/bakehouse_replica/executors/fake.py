@@ -18,13 +18,13 @@ from itertools import chain
 from time import perf_counter
 
 from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
     Draw,
     Sample,
     Sampled,
-    SamplingParams,
     Scored,
     StepPlan,
     StepResult,

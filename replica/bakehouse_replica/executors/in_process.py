@@ -9,7 +9,8 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import KVCache
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.types import Capacity, SamplingParams, StepPlan, StepResult
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner

@@ -24,13 +24,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
     Draw,
     Sample,
     Sampled,
-    SamplingParams,
     Score,
     Scored,
     StepPlan,

@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Sample
 
 
 class ConstraintFailure(Exception):

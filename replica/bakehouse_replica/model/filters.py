@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 
 # Of 49,152 logits the best 64 cost 0.08 ms, the best 256 0.17 ms, all of them in order 3.5 ms (one thread). Most
 # filters close within the first; where one does not, eight times as many are fetched.

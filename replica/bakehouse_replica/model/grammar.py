@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, Sample, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, SamplingParams
+from bakehouse_replica.core.types import Sample
 from bakehouse_replica.grammar_compiler import CompiledGrammar, GrammarCompiler, explain, unpack_mask
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure
 from bakehouse_replica.recently_used import RecentlyUsed

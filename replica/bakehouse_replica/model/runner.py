@@ -5,17 +5,8 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
 from torch import Tensor
 
-from bakehouse_replica.core.types import (
-    BlockCopy,
-    Chunk,
-    Sample,
-    Sampled,
-    SamplingParams,
-    Score,
-    Scored,
-    StepPlan,
-    TokenLogprob,
-)
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Score, Scored, StepPlan, TokenLogprob
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.generation import GenerationDefaults, generation_defaults
 from bakehouse_replica.script import Script, read_script
 from bakehouse_replica.source import ModelFiles

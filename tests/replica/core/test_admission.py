@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from bakehouse_replica.core.admission import output_limit
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Capacity, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Capacity, Request
 from driving import make_request
 
 CAPACITY = Capacity(n_blocks=10, block_size=4, max_step_tokens=16, max_sequences=4)

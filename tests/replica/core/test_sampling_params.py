@@ -2,7 +2,7 @@
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import Draw, SamplingParams, Score, TokenLogprob
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Draw, Score, TokenLogprob
 from bakehouse_replica.executors.scripted import ScriptedExecutor
 from executors import (
     BLOCKS,

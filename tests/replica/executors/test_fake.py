@@ -4,16 +4,8 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import (
-    Capacity,
-    Chunk,
-    Grammar,
-    GrammarKind,
-    Sample,
-    SamplingParams,
-    Score,
-    StepPlan,
-)
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import Capacity, Chunk, Sample, Score, StepPlan
 from bakehouse_replica.executors.fake import FakeExecutor
 
 CAPACITY = Capacity(n_blocks=8, block_size=4, max_step_tokens=64, max_sequences=8)

@@ -10,16 +10,8 @@ import pytest
 import torch
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.executor import Executor
-from bakehouse_replica.core.types import (
-    Chunk,
-    Grammar,
-    GrammarKind,
-    Sample,
-    SamplingParams,
-    Score,
-    StepPlan,
-    TokenLogprob,
-)
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import Chunk, Sample, Score, StepPlan, TokenLogprob
 from bakehouse_replica.model.constraint import Constraint
 from decoding import BLOCK_SIZE, executor_of, open_model
 from tiny_llama import N_TOKENS, random_model, tiny_config

@@ -5,18 +5,8 @@ import threading
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import (
-    Capacity,
-    Chunk,
-    Draw,
-    Grammar,
-    GrammarKind,
-    Sample,
-    SamplingParams,
-    Score,
-    StepPlan,
-    StepResult,
-)
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import Capacity, Chunk, Draw, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.scripted import ScriptedExecutor
 from bakehouse_replica.script import parse_script
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from bakehouse_replica.core.types import Draw, Grammar, GrammarKind, Sample, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import Draw, Sample
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure, constraint_of
 from bakehouse_replica.model.sampler import draw
 from torch import Tensor

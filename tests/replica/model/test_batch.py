@@ -4,7 +4,8 @@ from dataclasses import replace
 from random import Random
 
 import torch
-from bakehouse_replica.core.types import Chunk, Sample, SamplingParams, Score
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Chunk, Sample, Score
 from bakehouse_replica.model.batch import BatchTensors, build_batch
 
 SAMPLE = Sample(params=SamplingParams(), seeds=(0,), output_index=0)

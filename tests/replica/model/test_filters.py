@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.model.filters import kept
 from torch import Tensor
 

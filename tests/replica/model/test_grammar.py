@@ -7,7 +7,8 @@ import grammars
 import pytest
 import torch
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, Sample, SamplingParams
+from bakehouse_replica.core.sampling import Grammar, SamplingParams
+from bakehouse_replica.core.types import Sample
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.model.constraint import ConstraintFailure, constraint_of
 from bakehouse_replica.model.grammar import GrammarStore

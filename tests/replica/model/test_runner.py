@@ -8,19 +8,8 @@ import pytest
 import torch
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
-from bakehouse_replica.core.types import (
-    BlockCopy,
-    Chunk,
-    Draw,
-    Grammar,
-    GrammarKind,
-    Sample,
-    Sampled,
-    SamplingParams,
-    Score,
-    StepPlan,
-    TokenLogprob,
-)
+from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
+from bakehouse_replica.core.types import BlockCopy, Chunk, Draw, Sample, Sampled, Score, StepPlan, TokenLogprob
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure, ConstraintSource
 from bakehouse_replica.model.decoder import Decoder

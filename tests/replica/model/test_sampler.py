@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from bakehouse_replica.core.types import Draw, Sample, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Draw, Sample
 from bakehouse_replica.model.logprobs import token_logprobs
 from bakehouse_replica.model.sampler import draw
 from torch import Tensor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_router.api.bodies import Origin, chat_call, completion_call, tokenize_call
 from bakehouse_router.api.fields import Strict
 from bakehouse_router.api.parse import parse_body, parse_tolerantly

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 import openai
 import pytest
 import pytest_asyncio
-from bakehouse_replica.core.types import Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Request
 from bakehouse_replica.engine import Engine
 from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import httpx
 import pytest
 import pytest_asyncio
-from bakehouse_replica.core.types import GrammarKind
+from bakehouse_replica.core.sampling import GrammarKind
 from bakehouse_router.text.model_text import ModelText
 from gateways import MODEL, ScriptedDispatcher, served, settings
 from responses import RESPONSES, Fields, asking

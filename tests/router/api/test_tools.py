@@ -9,7 +9,8 @@ from typing import cast
 
 import openai
 import pytest
-from bakehouse_replica.core.types import FinishReason, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import FinishReason
 from bakehouse_router.text.model_text import ModelText
 from gateways import (
     END,

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.hashing import block_hashes
-from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad, Request
 from bakehouse_router.policy.filters import BOUND_FLOOR, is_hot, no_slot, not_serving
 from bakehouse_router.policy.scorers import (
     SEQUENCE_TOKENS,

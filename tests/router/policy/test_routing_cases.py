@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 from bakehouse_replica.core.hashing import block_hashes
-from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad, Request, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad, Request
 from bakehouse_router.policy.pick import Choice, choose
 from bakehouse_router.policy.views import DIGEST_BYTES, OwnLoad, ReplicaView
 from bakehouse_router.replicas import ACCEPT_WITHIN_S, REPORT_AGE_S, ReplicaTable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest, StartupError
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.source import ModelFiles
 from bakehouse_router.text.messages import ChatMessage
 from bakehouse_router.text.model_text import ModelText, load_model_text

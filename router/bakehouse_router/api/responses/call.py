@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 
 from bakehouse_router.api.bodies import NOWHERE, Origin, answer_options, logprobs_asked_for, tool_use_of
 from bakehouse_router.api.responses.body import LOGPROBS, ResponseBody, TextFormatBody

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bakehouse_replica.core.types import SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 
 from bakehouse_router.api.conversation import ToolChoice
 from bakehouse_router.api.errors import Problem

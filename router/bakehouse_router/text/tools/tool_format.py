@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.vocabulary import Vocabulary
 
 from bakehouse_router.calls import ToolUse

@@ -6,7 +6,7 @@ from random import Random
 from typing import Literal
 
 import pytest
-from bakehouse_replica.core.types import Grammar, GrammarKind
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler, unpack_mask
 from bakehouse_replica.vocabulary import Vocabulary
 from bakehouse_router.calls import ToolUse
