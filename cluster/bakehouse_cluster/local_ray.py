@@ -160,7 +160,7 @@ class LocalRay:
         """Waits as long as Ray lives. Raises `Unavailable`, with nothing of Ray left, where it has died."""
         while (program := self._lost_program(timeout_s=LOST_POLL_S)) is None:
             pass
-        self.kill()
+        self._end_dead()
         raise Unavailable(f"Ray is lost: its program {program} has ended, so nothing is served any more")
 
     def drain(self, timeout_s: float) -> bool:
@@ -173,6 +173,8 @@ class LocalRay:
         deadline_s = time.monotonic() + timeout_s
         while deleting.is_alive() and time.monotonic() < deadline_s and self._lost_program(timeout_s=0) is None:
             deleting.join(DRAIN_POLL_S)
+        if self._lost_program(timeout_s=0) is not None:
+            self._end_dead()
         return not deleting.is_alive()
 
     def _lost_program(self, timeout_s: float) -> str | None:
@@ -195,9 +197,20 @@ class LocalRay:
         """End all processes at once; nothing is drained."""
         self._end(psutil.Process().children(recursive=True))
 
+    def _end_dead(self) -> None:
+        """End what is left of a Ray that cannot be ended in order.
+
+        The guard stays: when this process exits, Ray makes its folder once more.
+        """
+        self._has_ended = True
+        self._end_all(psutil.Process().children(recursive=True))
+
+    def _end_all(self, started: list[psutil.Process]) -> None:
+        end_all(self._folder, [process for process in started if process.pid != self._guard.pid])
+
     def _end(self, started: list[psutil.Process]) -> None:
         self._has_ended = True
-        end_all(self._folder, [process for process in started if process.pid != self._guard.pid])
+        self._end_all(started)
         assert self._guard.stdin is not None, "the guard was started with a pipe"
         self._guard.stdin.close()
         self._guard.wait()

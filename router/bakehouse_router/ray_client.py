@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from random import Random
@@ -153,7 +154,7 @@ class RayReplicaClient:
                 delivery = await _next(response) if n_open else None
         finally:
             if n_open:  # otherwise the replica is done; dropping the response alone would not stop it
-                response.cancel()  # type: ignore[no-untyped-call]
+                _cancel(response)
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """The replicas as of the last refresh, at most a status period and a timeout old."""
@@ -209,6 +210,12 @@ class RayReplicaClient:
             return first.result()
         finally:
             first.cancel()
+
+
+def _cancel(response: DeploymentResponseGenerator[Delivery]) -> None:
+    """Cancel a call. One that no replica was found for raises that error here again, in the place of ours."""
+    with suppress(DeploymentUnavailableError, RayError):
+        response.cancel()  # type: ignore[no-untyped-call]
 
 
 async def _let_end(response: DeploymentResponseGenerator[Delivery]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from answers import Json, ask, opened
+from answers import Json, ask, opened, read
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
@@ -37,6 +37,7 @@ from scripted import SETTINGS, WAIT_S, saying, scripted_engine, scripted_server,
 from two_replicas import two_replicas
 
 ENDLESS: Json = {"pieces": ["x"], "default": {"ids": [0]}}
+STREAMED: Json = {"model": "scripted", "prompt": "hi", "temperature": 0, "stream": True}
 SMALL = ReplicaSettings(max_step_tokens=16, max_prefill_tokens=16, hash_key=b"key")
 
 
@@ -92,34 +93,32 @@ class SlowGrammars:
         return None
 
 
-def newest(plans: Sequence[StepPlan]) -> list[tuple[int, int]]:
-    """Of each chunk of the step in flight: its sequence and where it starts."""
-    return [(chunk.sequence_id, chunk.start) for chunk in plans[-1].chunks]
-
-
-# The requests, the step that is in flight when all of them are aborted, `victim` first, and what is in that step.
-STATES: dict[str, tuple[Sequence[Request], int, list[tuple[int, int]]]] = {
-    "waiting": ([request("a", n_prompt=40), request("victim", n_prompt=40)], 1, [(0, 16)]),
-    "second chunk of its prefill": ([request("victim", n_prompt=40)], 1, [(0, 16)]),
-    "decode": ([request("victim")], 3, [(0, 6)]),
-    "forked": ([request("victim", n_prompt=17, n=4)], 4, [(child, 19) for child in range(4)]),
-    "beside others": (
-        [request("a"), request("victim", n=3), request("b")],
-        5,
-        [(0, 8), (1, 7), (3, 7), (4, 7), (2, 7)],
-    ),
+# The requests; the step that is in flight when all of them are aborted, `victim` first; how many sequences of the
+# victim are in that step, and from which position on at least.
+STATES: dict[str, tuple[Sequence[Request], int, int, int]] = {
+    "waiting": ([request("a", n_prompt=40), request("victim", n_prompt=40)], 1, 0, 0),
+    "second chunk of its prefill": ([request("victim", n_prompt=40)], 1, 1, 16),
+    "decode": ([request("victim")], 3, 1, 5),
+    "forked": ([request("victim", n_prompt=17, n=4)], 4, 4, 18),
+    "beside others": ([request("a"), request("victim", n=3), request("b")], 5, 3, 5),
 }
+
+
+def starts_of_victim(requests: Sequence[Request], plan: StepPlan) -> list[int]:
+    others = {index for index, one in enumerate(requests) if one.request_id != "victim"}  # ids go by arrival
+    return [chunk.start for chunk in plan.chunks if chunk.sequence_id not in others]
 
 
 @pytest.mark.parametrize("state", STATES)
 async def test_c46_an_abort_leaks_no_block(state: str) -> None:
-    requests, n_steps_before, in_flight = STATES[state]
+    requests, n_steps_before, n_in_flight, least_start = STATES[state]
     gate = Gate()
     async with scripted_engine(parse_script(dict(ENDLESS)), SMALL, before_step=gate.before_step) as running:
         consumers = [asyncio.create_task(deltas_of(running.engine, one)) for one in requests]
         gate.allow(n_steps_before)
         await until(lambda: len(running.plans) > n_steps_before)
-        assert newest(running.plans) == in_flight
+        starts = starts_of_victim(requests, running.plans[-1])
+        assert (len(starts), min(starts, default=0) >= least_start) == (n_in_flight, True)
         running.engine.abort("victim")
         for one in requests:
             running.engine.abort(one.request_id)
@@ -196,17 +195,24 @@ async def test_c47_an_abort_during_a_step_leaves_the_engine_alive() -> None:
 
 
 async def test_c48_a_dead_engine_is_told_by_health_streams_and_requests_that_wait_or_come() -> None:
-    gate = Gate()
+    gate = Gate(1)
     replica = ReplicaSettings(max_sequences=2, hash_key=b"key")
-    tree = ENDLESS | {"raise_at": 2}
-    async with scripted_server(tree, replica=replica, before_step=gate.before_step) as server:
-        asked = [
-            asyncio.create_task(ask(server.http, completion(stream=is_streamed)))
-            for is_streamed in (True, True, False)
-        ]
+    tree = ENDLESS | {"raise_at": 4}
+    async with (
+        scripted_server(tree, replica=replica, before_step=gate.before_step) as server,
+        opened(server.http, completion()) as first,
+    ):
+        entering = asyncio.create_task(server.http.post("/v1/completions", json=STREAMED))
+        await until(lambda: server.client.n_open == 2)
+        whole = asyncio.create_task(ask(server.http, completion()))
         await until(lambda: server.client.n_open == 3)
+        gate.allow(2)
+        await until(lambda: len(server.plans) == 4)  # two are running, the third waits
+        assert {chunk.sequence_id for chunk in server.plans[-1].chunks} == {0, 1}
+        await first.advance()
         gate.open()
-        *broken, waiting = await asyncio.gather(*asked)
+        broken = [await first.rest(), read(200, (await entering).text)]
+        waiting = await whole
         health = await server.http.get("/health")
         refused = await ask(server.http, completion())
     for stream in broken:
@@ -264,7 +270,7 @@ async def test_c49_a_gateway_that_starts_again_lists_and_serves_what_it_did_befo
                 assert (health.status_code, ready.status_code) == (200, 200)
                 assert (ready.json()["model"], replica["max_model_len"]) == (listed["id"], listed["max_model_len"])
                 assert (await ask(http, completion(model=listed["id"]))).choice.text == "ab"
-                seen.append((told, replica["replica_id"]))
+                seen.append((told, replica["id"]))
     assert seen[0] == seen[1]
 
 

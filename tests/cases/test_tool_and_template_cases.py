@@ -18,9 +18,9 @@ STREAM: Json = {"stream": True, "stream_options": {"include_usage": True}}
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ARGUMENTS = '{"a":"x\\"y","b":[1,2]}'
 FORMATS = {
-    "hermes": '<tool_call>{"name": "f", "arguments": %s}</tool_call>' % ARGUMENTS,
-    "llama3_json": '{"name": "f", "parameters": %s}' % ARGUMENTS,
-    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": %s}]' % ARGUMENTS,
+    "hermes": '<tool_call>{"name": "f", "arguments": ' + ARGUMENTS + "}</tool_call>",
+    "llama3_json": '{"name": "f", "parameters": ' + ARGUMENTS + "}",
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": ' + ARGUMENTS + "}]",
 }
 FormatName = Literal["hermes", "llama3_json", "mistral"]
 EACH_FORMAT = pytest.mark.parametrize("name", list(FORMATS))

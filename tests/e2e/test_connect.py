@@ -159,5 +159,6 @@ def test_a_server_whose_ray_dies_says_so_and_ends(tmp_path: Path, program: str) 
         assert dying.process.wait(STOP_TIMEOUT_S) == 1
         psutil.wait_procs(processes, timeout=10)
         assert not any(process.is_running() for process in processes)
+        assert not Path(told(dying, r"token: ([^)]+)/token\)")).exists()
         assert dying.log.read_text().splitlines()[-1].startswith(f"bakehouse: Ray is lost: its program {program}")
         assert "(raylet)" not in dying.log.read_text()  # the end of its log, which Ray would print

@@ -217,6 +217,14 @@ class Response(DeploymentResponseGenerator[Delivery]):
         self.is_cancelled = True
 
 
+class Unassigned(Response):
+    """A call for which Serve finds no replica: as in Serve, its `cancel` raises why, too."""
+
+    def cancel(self) -> None:
+        super().cancel()
+        raise DeploymentUnavailableError(DEPLOYMENT)
+
+
 class Answer:
     """One replica's answer to a broadcast."""
 
@@ -323,6 +331,15 @@ async def test_errors_are_ours_exactly(raised: BaseException, expected: Bakehous
     assert type(caught.value) is type(expected)
     assert caught.value.args == expected.args
     assert caught.value.__cause__ is raised
+    assert response.is_cancelled
+
+
+async def test_a_call_without_a_replica_is_our_error_though_its_cancel_fails_as_well() -> None:
+    response = Unassigned([DeploymentUnavailableError(DEPLOYMENT)])
+
+    with pytest.raises(Unavailable, match="not available"):
+        await anext(client(Handle(response)).generate(request()))
+
     assert response.is_cancelled
 
 

@@ -36,7 +36,10 @@ class KeyGuard:
             try:
                 tenant = self._keys.tenant_of(Headers(scope=scope).get("authorization"))
             except Unauthenticated as error:
-                await self._refuse(error, scope, receive, send)
+                if scope["type"] == "websocket":  # closed before it is accepted: 403, whatever was asked for
+                    await send({"type": "websocket.close"})
+                else:
+                    await self._refuse(error, scope, receive, send)
                 return
         scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.errors import DeadlineExceeded, InvalidRequest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -50,12 +50,13 @@ class Read(Generic[Body]):
 def _check_encoding(request: Request) -> None:
     """Bodies are JSON in UTF-8, told so or not told at all.
 
-    Anything else is refused although it might be JSON: a web page may send `text/plain` to any address, but JSON
-    only where CORS lets it.
+    Anything else is refused although it might be JSON: a web page may send `text/plain`, or bytes without a type,
+    to any address, but JSON only where CORS lets it. What a page sends across origins has an `Origin`.
     """
     told = request.headers.get("content-type", "")
     media_type = told.partition(";")[0].strip().lower()
-    if media_type and not _JSON_MEDIA_TYPE.fullmatch(media_type):
+    may_be_untold = "origin" not in request.headers
+    if not _JSON_MEDIA_TYPE.fullmatch(media_type) and (media_type or not may_be_untold):
         raise HTTPException(415, f"the content type is {told[:100]!r}; it must be application/json")
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -78,9 +79,15 @@ async def in_thread_if(
 
 
 async def receive(request: Request, settings: GatewaySettings) -> Received:
-    """The body as a JSON object. Raises `InvalidRequest` where it is none."""
+    """The body as a JSON object. Raises `InvalidRequest` where it is none, and `DeadlineExceeded` where it takes
+    longer to arrive than a header allows."""
     _check_encoding(request)
-    raw = await read_body(request.stream(), request.headers, settings.max_body_bytes)
+    timeout_s = read_origin(request).timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            raw = await read_body(request.stream(), request.headers, settings.max_body_bytes)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the {timeout_s:g} s that the request allowed have passed") from None
     is_long = len(raw) > _MAX_INLINE_BYTES
     return Received(fields=await in_thread_if(is_long, parse_object, raw), is_long=is_long)
 

@@ -101,6 +101,13 @@ async def test_a_body_that_is_no_request_is_refused(
     _check_envelope(await client.post(path, content=content), status, param, message)
 
 
+async def test_a_refusal_does_not_repeat_a_name_of_any_length(client: httpx.AsyncClient) -> None:
+    name = b'"' + b"k" * 5_000 + b'": 1'
+    reply = await client.post(CHAT, content=b"{" + name + b", " + name + b"}")
+    _check_envelope(reply, 400, "k" * 200 + "…", "given twice")
+    assert len(reply.content) < 1_000
+
+
 async def test_a_streamed_body_without_a_length_is_bounded_too(client: httpx.AsyncClient) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(MAX_BODY_BYTES // 1000 + 1):

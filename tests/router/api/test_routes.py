@@ -14,6 +14,7 @@ from bakehouse_router.keys import KeyRing
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
 from gateways import END, END_ID, MODEL, VOCABULARY_SIZE, ScriptedDispatcher, ids_of, served, settings
+from starlette.types import Message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -136,6 +137,7 @@ async def test_json_is_taken_under_its_names_and_without_one(client: httpx.Async
         {"content-type": "application/x-www-form-urlencoded"},
         {"content-type": "multipart/form-data; boundary=x"},
         {"content-encoding": "gzip"},
+        {"origin": "https://evil.example"},  # bytes without a type, which a page may send to any address
     ],
 )
 async def test_anything_else_is_415(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
@@ -163,6 +165,16 @@ async def test_two_time_limits_in_headers_are_refused(client: httpx.AsyncClient)
         COMPLETIONS, json=_completion(), headers=[(TIMEOUT_HEADER, "5"), (TIMEOUT_HEADER, "6")]
     )
     assert reply.status_code == 400
+
+
+async def test_a_time_limit_in_a_header_covers_the_arrival_of_the_body(text: ModelText) -> None:
+    async with served(text, ScriptedDispatcher()) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n{TIMEOUT_HEADER}: 0.05\r\n\r\n{{"
+        writer.write(head.encode())
+        status = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+    assert status.startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -259,3 +271,17 @@ async def test_the_key_names_the_tenant_of_a_call(text: ModelText, keys_path: Pa
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
         assert (await client.post(CHAT, json=_chat())).status_code == 200
     assert dispatcher.requests[0].tenant == "alice"
+
+
+async def test_a_websocket_without_a_key_is_closed(text: ModelText, keys_path: Path) -> None:
+    app = build_api(Gateway(settings(), ScriptedDispatcher(), text), keys=KeyRing(keys_path))
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    await app({"type": "websocket", "path": CHAT, "headers": []}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
