@@ -102,6 +102,11 @@ class Vocabulary:
         """One more than the largest id; models may have more, as padding."""
         return max({*self._bytes_by_id, *self._special_names}) + 1
 
+    @property
+    def special_names(self) -> Mapping[int, str]:
+        """How each special token is spelled."""
+        return self._special_names
+
     def bytes_of(self, token_id: int) -> bytes:
         """What the token adds to a text; nothing where the tokenizer lacks the id (padded vocabularies)."""
         return self._bytes_by_id.get(token_id, b"")

@@ -4,10 +4,11 @@ llguidance bounds what most grammars cost, but not all (measured with 1.9): the 
 11 s, that of 30 more than 20 s, and 700 definitions that refer to each other in a row overflow its stack, which
 ends the process. What compiles here, in time and on a small stack, does so in a replica too.
 
-Parent and child speak in pickles over a pair of pipes: the vocabulary first, then a grammar and what is wrong with
+Parent and child speak in JSON over a pair of pipes: the vocabulary first, then a grammar and what is wrong with
 it, in turn. The child ends with the pipe, or with its parent.
 """
 
+import json
 import os
 import resource
 import subprocess
@@ -18,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.sampling import Grammar
+from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.vocabulary import Vocabulary
 
@@ -66,7 +67,7 @@ class _Child:
         )
         theirs.close()
         self.end = weakref.finalize(self, _end, self._process, self._pipe)
-        self._pipe.send(vocabulary)
+        self._pipe.send_bytes(_packed_vocabulary(vocabulary))
         if self._received(_MAX_START_S) is None:
             self.end()
             raise RuntimeError("the process that tries grammars does not start")
@@ -78,14 +79,14 @@ class _Child:
     def find_fault(self, grammar: Grammar) -> str | None:
         """None where it has died, or must."""
         try:
-            self._pipe.send(grammar)
+            self._pipe.send_bytes(json.dumps([grammar.kind, grammar.text]).encode())
         except OSError:
             return None
         return self._received(MAX_COMPILE_S)
 
     def _received(self, timeout_s: float) -> str | None:
         try:
-            return str(self._pipe.recv()) if self._pipe.poll(timeout_s) else None
+            return self._pipe.recv_bytes().decode() if self._pipe.poll(timeout_s) else None
         except (EOFError, OSError):
             return None
 
@@ -96,24 +97,34 @@ def _end(process: subprocess.Popen[bytes], pipe: "Connection[object, object]") -
     process.wait()
 
 
+def _packed_vocabulary(vocabulary: Vocabulary) -> bytes:
+    pieces = [vocabulary.bytes_of(token_id).hex() for token_id in range(vocabulary.n_tokens)]
+    return json.dumps([pieces, list(vocabulary.special_names.items())]).encode()
+
+
+def _unpacked_vocabulary(packed: bytes) -> Vocabulary:
+    pieces, special_names = json.loads(packed)
+    return Vocabulary(
+        {token_id: bytes.fromhex(piece) for token_id, piece in enumerate(pieces)}, dict(special_names)
+    )
+
+
 def _serve(pipe: "Connection[object, object]") -> None:
     """The child's life."""
-    vocabulary = pipe.recv()
-    assert isinstance(vocabulary, Vocabulary), f"a {type(vocabulary).__name__} comes first"
+    vocabulary = _unpacked_vocabulary(pipe.recv_bytes())
     compiler = GrammarCompiler(lambda: vocabulary, vocabulary.n_tokens)
-    pipe.send("")
+    pipe.send_bytes(b"")
     while True:
         try:
-            grammar = pipe.recv()
+            kind, text = json.loads(pipe.recv_bytes())
         except EOFError:
             return
-        assert isinstance(grammar, Grammar), f"a {type(grammar).__name__} in place of a grammar"
         try:
-            compiler.compile(grammar)
+            compiler.compile(Grammar(kind=GrammarKind(kind), text=text))
         except InvalidRequest as error:
-            pipe.send(error.message)
+            pipe.send_bytes(error.message.encode(errors="replace"))
         else:
-            pipe.send("")
+            pipe.send_bytes(b"")
 
 
 def main() -> None:
