@@ -51,6 +51,7 @@ _MAX_REASON_CHARS = 300
 # Set at the end, where it overrides what the grammar sets.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _SPECIAL_MARKER = b"\xff"  # llguidance's: such tokens match no text
+_MATCHES_NOTHING = "NoExtensionBias"  # llguidance's, where a grammar is empty from its first token on
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 
@@ -187,7 +188,11 @@ def explain(matcher: LLMatcher, *, has_place: bool = False) -> str:
     """Why a matcher has failed, in one line; `has_place`: its lines and columns are the client's own."""
     lines = matcher.get_error().splitlines()
     reason = lines[0] if lines else "unknown"
-    if reason.startswith("panic"):
+    if reason.endswith("parse error:"):  # the regex follows, and then what is wrong with it
+        reason += next((line.removeprefix("error:") for line in lines if line.startswith("error:")), "")
+    if reason == _MATCHES_NOTHING:
+        reason = "it matches no text"
+    elif reason.startswith("panic"):
         logger.warning("llguidance has panicked over a grammar: %s", reason)
         reason = "it uses what is not supported here"
     elif not has_place:

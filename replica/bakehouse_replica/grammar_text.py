@@ -20,6 +20,13 @@ MAX_SCHEMA_DEPTH = 100
 # The automaton of `multipleOf` has about as many states; 9,973 takes 0.1 s to compile.
 MAX_MULTIPLE = 10_000
 
+# llguidance reads numbers as float64, exactly only where their digits and their exponent are small: the constant
+# 9007199254740993 would be written 9007199254740992, and 123456789.12345679 with another last digit.
+MAX_EXACT = 2**53
+_MAX_EXACT_EXPONENT = 22
+_MAX_INTEGER = 2**63 - 1  # it generates none beyond, so that a larger maximum holds
+_EXACT_KEYWORDS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 _OPTIONS_KEY = "x-guidance"  # llguidance's own options inside a schema
 # One space or newline, nothing or all of it, wherever JSON allows white space: a model can write `{"a": 1}` and
 # one item a line, and cannot go on with spaces for ever.
@@ -86,12 +93,15 @@ def read_schema(text: str) -> str:
 
 
 def check_schema(schema: object) -> None:
-    """Raises `InvalidRequest` where a schema is nested too deeply, or has multiples of too large a number."""
+    """Raises `InvalidRequest` where a schema is nested too deeply, has multiples of too large a number, or numbers
+    that an answer could not keep to exactly.
+    """
     depth = depth_of(schema)
     if depth > MAX_SCHEMA_DEPTH:
         raise InvalidRequest(f"the JSON schema is {depth} levels deep; the limit is {MAX_SCHEMA_DEPTH}")
     common = 1
     for value in _objects(schema):
+        _check_numbers(value)
         match value.get("multipleOf"):
             case bool():  # no schema, or a wrong one
                 pass
@@ -102,6 +112,33 @@ def check_schema(schema: object) -> None:
                         f"multipleOf is {multiple!r}; the significant digits of all multiples in a schema must "
                         f"have a common multiple of at most {MAX_MULTIPLE}, here it is {common}"
                     )
+
+
+def _check_numbers(schema: Mapping[str, object]) -> None:
+    for keyword in _EXACT_KEYWORDS:
+        left = [schema.get(keyword)]
+        while left:
+            value = left.pop()
+            if isinstance(value, dict | list):
+                left.extend(value.values() if isinstance(value, dict) else value)
+            elif not _is_exact(value) and not (keyword == "maximum" and _is_beyond_all(value)):
+                raise InvalidRequest(
+                    f"{keyword} has the number {str(value)[:40]}, which cannot be kept to exactly; the limit is "
+                    f"{MAX_EXACT} without the decimal point"
+                )
+
+
+def _is_beyond_all(value: object) -> bool:
+    return isinstance(value, int | float) and value >= _MAX_INTEGER
+
+
+def _is_exact(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    digits = Decimal(repr(value)).normalize().as_tuple()
+    if not isinstance(digits.exponent, int):  # infinite, as 1e999 is
+        return False
+    return int("".join(map(str, digits.digits))) <= MAX_EXACT and abs(digits.exponent) <= _MAX_EXACT_EXPONENT
 
 
 def depth_of(value: object) -> int:

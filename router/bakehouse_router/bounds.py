@@ -78,7 +78,8 @@ def _check_stops(options: GenerationOptions, settings: GatewaySettings) -> None:
     _check_count(len(options.stops), settings.max_stops, "stop", "strings")
     for param, texts in (("stop", options.stops), ("bad_words", options.bad_words)):
         if not all(text.strip() if param == "bad_words" else text for text in texts):
-            raise InvalidRequest(f"{param} has an empty string; each must have at least one character", param)
+            least = "one character that is no white space" if param == "bad_words" else "one character"
+            raise InvalidRequest(f"{param} has an empty string; each must have at least {least}", param)
         for text in texts:
             _check_text(text, param)
         longest = max(map(len, texts), default=0)

@@ -118,6 +118,9 @@ def build_request(
     gives no seed gets a random one, so that every replica would draw the same tokens for it. `timeout_s`: what is
     left of the options' own.
     """
+    n_choices = _given(options.n, 1)
+    if n_choices > card.max_sequences:  # the replica would say so too, but what each choice needs is made before
+        raise InvalidRequest(f"n is {n_choices}; at most {card.max_sequences} sequences run at once here", "n")
     _check_listed_ids(options, card.vocabulary_size)
     n_output = _n_output_tokens(options, len(prompt_ids), prompt_field, card.max_model_len)
     return Request(

@@ -9,6 +9,8 @@ from typing import cast
 
 import pytest
 from answers import Answer, Json, ask
+from bakehouse_router.api.responses.body import ResponseBody
+from responses import checked, final, read_events
 from scripted import saying, scripted_server, vocabulary
 
 STREAM: Json = {"stream": True, "stream_options": {"include_usage": True}}
@@ -59,6 +61,28 @@ async def test_each_field_changes_the_answer_as_it_says(route: str, way: Json) -
         assert answer.status == 200, (fields, answer.error)
         assert (answer.choice.text, answer.choice.finish) == (text, finish), fields
         assert answer.count("completion_tokens") == n_tokens, fields
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_each_field_changes_a_response_as_it_says(is_streamed: bool) -> None:
+    async with scripted_server(ABC) as server:
+        n_tried = 0
+        for fields, text, finish, n_tokens in EFFECTS:
+            given = {
+                "max_output_tokens" if name == "max_tokens" else name: value for name, value in fields.items()
+            }
+            if not given.keys() <= ResponseBody.model_fields.keys():
+                continue
+            n_tried += 1
+            asked = {"model": "scripted", "input": "hi", "temperature": 0, "stream": is_streamed, **given}
+            reply = await server.http.post("/v1/responses", json=asked)
+            assert reply.status_code == 200, (given, reply.text)
+            told = final(read_events(reply.text)) if is_streamed else checked(reply.json())
+            assert told.output_text == text, given
+            assert told.status == ("completed" if finish == "stop" else "incomplete"), given
+            assert told.usage is not None
+            assert told.usage.output_tokens == n_tokens, given
+    assert n_tried == len(EFFECTS) - 2, "a response is constrained by text.format instead"
 
 
 # At the first position a, b, c, d have these probabilities; the fields, and which of them may then be drawn.

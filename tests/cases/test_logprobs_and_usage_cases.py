@@ -1,6 +1,7 @@
 """Cases of log-probabilities, several choices, token counts and seeds, over HTTP on a scripted model."""
 
 import asyncio
+import json
 import math
 from typing import cast
 
@@ -29,6 +30,16 @@ async def test_c14_text_offsets_count_from_the_start_of_the_returned_text(way: J
     assert [row["tokens"] for row in found.choice.logprobs] == ["a", "b", "c", "d", "é", "e"]
     assert found.choice.logprobs[0]["token_logprobs"] is None
     assert all(row["token_logprobs"] is not None for row in found.choice.logprobs[1:])
+
+
+@BOTH_WAYS
+async def test_c14_each_choice_of_each_prompt_counts_from_a_start_of_its_own(way: Json) -> None:
+    async with scripted_server(saying("c", "d")) as server:
+        body = completion(prompt=["ab", "xyz"], n=2, echo=True, logprobs=0, max_tokens=2, **way)
+        found = await ask(server.http, body)
+    assert [found.choices[index].text for index in range(4)] == ["abcd", "abcd", "xyzcd", "xyzcd"]
+    offsets = [[row["text_offset"] for row in found.choices[index].logprobs] for index in range(4)]
+    assert offsets == [[0, 1, 2, 3]] * 2 + [[0, 1, 2, 3, 4]] * 2
 
 
 async def test_c15_prompt_logprobs_of_a_warm_prompt_are_its_own() -> None:
@@ -74,6 +85,15 @@ async def test_c16_usage_sums_all_choices_and_counts_the_prompt_once(way: Json) 
     assert {index: choice.text for index, choice in found.choices.items()} == {0: "aa", 1: "aaaa"}
     assert (found.count("prompt_tokens"), found.count("completion_tokens")) == (8, 8)
     assert found.count("total_tokens") == 16
+
+
+async def test_c16_the_last_chunk_alone_has_the_usage_and_no_choices() -> None:
+    async with scripted_server(saying("a", "b")) as server:
+        body = {"model": "scripted", **completion(n=2, **STREAM)}
+        frames = (await server.http.post("/v1/completions", json=body)).text.split("\n\n")
+    *chunks, last = [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+    assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
 
 
 async def test_c17_continuous_usage_has_the_whole_prompt_from_the_first_chunk_on() -> None:

@@ -173,3 +173,16 @@ async def test_c63_ten_calls_of_which_three_are_preempted_and_two_leave_early_gi
     assert found["bakehouse_output_tokens_total",] == 8 * 40
     computed, cached = (found["bakehouse_prompt_tokens_total", source] for source in ("computed", "cached"))
     assert (computed, cached) == (10 * 20, 0)
+
+
+async def test_c63_calls_that_end_without_a_token_give_no_first_one() -> None:
+    tree: Json = {"pieces": vocabulary("a", "b"), "eos": 0, "default": {"ids": [1]}}
+    async with scripted_server(tree) as server:
+        echo = await ask(server.http, completion("hi", echo=True, max_tokens=0))
+        # The grammar wants `b`, and only `a` may be drawn: nothing can ever come.
+        broken = await ask(server.http, completion("hi", structured_outputs={"regex": "b"}, allowed_token_ids=[1]))
+        found = await samples(server)
+    assert (echo.choice.text, echo.status, broken.status) == ("hi", 200, 400)
+    assert found["bakehouse_calls_total", "completion", "complete"] == 1
+    assert found["bakehouse_calls_total", "completion", "InvalidRequest"] == 1
+    assert ("bakehouse_time_to_first_token_seconds_count", "completion") not in found

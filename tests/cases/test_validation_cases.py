@@ -39,10 +39,12 @@ async def test_c21_a_logit_bias_of_no_token_is_refused_and_a_running_stream_goes
     assert (running.choice.text, running.choice.finish) == ("abc", "stop")
 
 
-@pytest.mark.parametrize("token_id", [-1, 151_645, 2**70])
+# Of the 258 tokens of that script (two pieces and the bytes), 257 is the last one.
+@pytest.mark.parametrize("token_id", [-1, 258, 151_645, 2**70])
 @pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids", "prompt"])
 async def test_c22_token_ids_that_the_model_lacks_are_refused(field: str, token_id: int) -> None:
     async with scripted_server(saying("a")) as server:
+        assert (await ask(server.http, completion() | {field: [1, 257]})).status == 200
         found = await ask(server.http, completion() | {field: [1, token_id]})
         after = await ask(server.http, completion())
     assert found.status == 400
@@ -64,11 +66,22 @@ async def test_c24_the_context_is_used_to_its_last_token_and_not_beyond() -> Non
     tree = ENDLESS | {"max_model_len": 4096, "tokens_per_step": 16}
     async with scripted_server(tree) as server:
         full = await ask(server.http, completion(prompt="p " * 4095, max_tokens=1))
-        over = await ask(server.http, completion(prompt="p " * 4096, max_tokens=1))
+        over = [
+            await ask(server.http, completion(prompt="p " * n_prompt, max_tokens=n_output))
+            for n_prompt, n_output in ((4096, 1), (4095, 2), (4000, 97))
+        ]
         rest = await ask(server.http, completion(prompt="p " * 4000))
-    assert (full.status, over.status) == (200, 400)
+        last = await ask(server.http, completion(prompt="p " * 4095))
+        none_left = await ask(server.http, completion(prompt="p " * 4096))
     assert full.count("total_tokens") == 4096
     assert (rest.choice.finish, rest.count("completion_tokens")) == ("length", 96)
+    assert (last.choice.finish, last.count("completion_tokens")) == ("length", 1)
+    # The gateway's own refusal, before anything is queued: the replica has a guard of the same width behind it.
+    for refused, param in zip((*over, none_left), ("prompt", "max_tokens", "max_tokens", "prompt"), strict=True):
+        assert refused.status == 400
+        assert refused.error is not None
+        assert (refused.error["code"], refused.error["param"]) == ("context_length_exceeded", param)
+        assert "4096" in refused.complaint()
 
 
 @pytest.mark.parametrize("way", [{}, {"stream": True, "stream_options": {"include_usage": True}}])
@@ -118,6 +131,23 @@ async def test_c26_a_bad_or_huge_schema_is_refused_or_obeyed_and_the_next_reques
     assert after.choice.text == "1"
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
+async def test_c26_parameters_of_tools_are_no_less_harmless(schema: str, choice: str) -> None:
+    properties = '{"type": "object", "properties": {"x": ' + schema + "}}"
+    body = '{"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "tools": '
+    body += '[{"type": "function", "function": {"name": "f", "parameters": ' + properties + "}}], "
+    body += '"tool_choice": "' + choice + '"}'
+    async with scripted_server(saying("1")) as server:
+        reply = await server.http.post("/v1/chat/completions", content=body)
+        after = await ask(server.http, completion())
+    answer = read(reply.status_code, reply.text)
+    assert answer.status in (200, 400, 413)
+    if answer.status != 200:
+        assert answer.complaint()
+    assert after.choice.text == "1"
+
+
 async def test_c27_a_taste_for_spaces_does_not_keep_a_constrained_answer_from_its_end() -> None:
     schema = {
         "type": "object",
@@ -143,10 +173,18 @@ async def test_c27_a_taste_for_spaces_does_not_keep_a_constrained_answer_from_it
     validate(json.loads(found.choice.text), schema)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_c30_an_unknown_model_is_told_in_the_usual_envelope(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_c30_an_unknown_model_is_told_in_the_usual_envelope(path: str, content: Json) -> None:
     async with scripted_server(saying("a")) as server:
-        content: Json = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
         reply = await server.http.post(path, json={"model": "gpt-9", **content})
     error = reply.json()["error"]
     assert reply.status_code == 404
@@ -160,6 +198,16 @@ async def test_c30_an_unknown_model_is_told_in_the_usual_envelope(path: str) -> 
         ("POST", "/v1/completions", "{", 400),
         ("POST", "/v1/completions", "[]", 400),
         ("POST", "/v1/completions", '{"model": "scripted"}', 400),
+        (
+            "POST",
+            "/v1/chat/completions",
+            '{"model": "scripted", "messages": [{"role": "user", "content": 7}]}',
+            400,
+        ),
+        ("POST", "/v1/responses", "{", 400),
+        ("POST", "/v1/responses", '{"model": "scripted"}', 400),
+        ("POST", "/tokenize", "null", 400),
+        ("POST", "/detokenize", '{"tokens": [-1]}', 400),
         ("GET", "/v1/completions", "", 405),
         ("GET", "/v1/nothing", "", 404),
         ("GET", "/v1/models/gpt-9", "", 404),

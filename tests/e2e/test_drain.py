@@ -1,4 +1,4 @@
-"""SIGTERM under load, as an orchestrator sends it: what runs is finished, what comes is refused, the exit is clean."""
+"""SIGTERM under load, as an orchestrator sends it: what runs is finished, what comes is refused."""
 
 import json
 import signal

@@ -54,6 +54,13 @@ class Cluster:
         except httpx.TransportError:
             return False
 
+    def models_and_replicas(self) -> tuple[list[str], list[str]]:
+        """The models that are listed, and the replicas that serve, as `/v1/models` and `/health` tell."""
+        models = [model["id"] for model in self.http.get("/v1/models").json()["data"]]
+        return models, sorted(
+            replica["id"] for replica in self.http.get("/health").json()["replicas"] if replica["serves"]
+        )
+
     def n_held_blocks(self) -> int:
         return sum(replica["load"]["n_held_blocks"] for replica in self.http.get("/health").json()["replicas"])
 
@@ -181,9 +188,13 @@ def test_killed_replicas_end_their_streams_turn_health_and_are_replaced(cluster:
     assert cluster.complete(PREFIX).status_code == 200
 
 
-def test_a_killed_gateway_comes_back_on_its_port_and_frees_what_it_had_running(cluster: Cluster) -> None:
+def test_c49_a_killed_gateway_comes_back_lists_what_it_did_and_frees_what_it_had_running(
+    cluster: Cluster,
+) -> None:
     body = {"model": "smollm2", "prompt": PREFIX, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     (gateway,) = cluster.actors("Gateway")
+    listed = cluster.models_and_replicas()
+    assert len(listed[1]) == 2
 
     with (
         contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError),
@@ -193,5 +204,6 @@ def test_a_killed_gateway_comes_back_on_its_port_and_frees_what_it_had_running(c
             gateway.kill()
 
     wait_until(cluster.answers, RECOVERY_TIMEOUT_S, "a new gateway serves")
+    wait_until(lambda: cluster.models_and_replicas() == listed, 10, "it lists what the one before did")
     assert wait_until(lambda: cluster.n_held_blocks() == 0, 10, "its blocks are free") < 5
     assert cluster.complete(PREFIX).status_code == 200

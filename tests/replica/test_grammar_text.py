@@ -53,6 +53,35 @@ def test_a_schema_that_would_cost_too_much_is_refused_with_the_reason(text: str,
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"const": 9007199254740993}',
+        '{"properties": {"a": {"enum": ["b", [{"c": -9007199254740993}]]}}}',
+        '{"const": 123456789.12345679}',
+        '{"const": 1e999}',
+        '{"maximum": 9007199254740993}',
+        '{"minimum": 9223372036854775808}',
+    ],
+)
+def test_a_number_that_an_answer_could_not_keep_to_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be kept to exactly"):
+        read_schema(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"const": 9007199254740992, "minimum": -0.1, "exclusiveMaximum": 1e22}',
+        '{"type": "integer", "minimum": 0, "maximum": 9223372036854775807}',
+        '{"type": "integer", "maximum": 18446744073709551615}',
+        '{"default": 9007199254740993, "properties": {"const": {"maxLength": 5}}}',
+    ],
+)
+def test_numbers_that_hold_pass(text: str) -> None:
+    assert read_schema(text).startswith("start: %json {")
+
+
+@pytest.mark.parametrize(
     "text", ["[]", "{", '{"multipleOf": 9999991}', '{"items":' * 100_000 + "{}" + "}" * 100_000]
 )
 def test_the_same_holds_for_a_schema_inside_a_grammar(text: str) -> None:

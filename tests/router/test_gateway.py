@@ -263,6 +263,16 @@ class _Refuses:
         raise InvalidRequest(f"{grammar.text} is no grammar", param)
 
 
+async def test_more_choices_than_a_replica_runs_at_once_are_refused_before_anything_is_made(
+    text: ModelText,
+) -> None:
+    dispatcher = ScriptedDispatcher()
+    with pytest.raises(InvalidRequest, match="n is 1000000000; at most 32 sequences") as caught:
+        await _pieces(text, completion(n=10**9), dispatcher, settings(max_choices=2**31))
+    assert caught.value.param == "n"
+    assert not dispatcher.requests
+
+
 async def test_c11_a_grammar_that_is_none_is_refused_before_anything_is_sent(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher()
     gateway = Gateway(settings(), dispatcher, text, grammars=_Refuses())

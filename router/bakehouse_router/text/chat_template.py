@@ -7,12 +7,14 @@ variables. Whether it knows them is read off its text, as it has no other way to
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from inspect import signature
 from types import MappingProxyType
 from typing import cast
 
 import jinja2
 from bakehouse_replica.core.errors import InvalidRequest, StartupError
+from jinja2 import meta
 from jinja2.defaults import DEFAULT_NAMESPACE
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -129,8 +131,24 @@ class ChatTemplate:
             param = f"chat_template_kwargs.{name}"
             if name in _GIVEN_NAMES or name in self.special_tokens:
                 raise InvalidRequest(f"{param} is a name that the template is given by the server", param)
-            if not _mentions(template, name):
+            if not _reads(template, name):
                 raise InvalidRequest(f"{param} has no effect: this model's chat template does not read it", param)
+
+
+def _reads(template: str, name: str) -> bool:
+    """Whether a template looks `name` up, rather than having a word or a variable of its own like it."""
+    names = _names_read(template)
+    return _mentions(template, name) if names is None else name in names
+
+
+@lru_cache(maxsize=8)
+def _names_read(template: str) -> frozenset[str] | None:
+    """None where only transformers can parse the template."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # nothing is rendered by it
+    try:
+        return frozenset(meta.find_undeclared_variables(environment.parse(template)))
+    except jinja2.TemplateError:
+        return None
 
 
 def _mentions(template: str, name: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import Draw, Sample
+from bakehouse_replica.model.adjust import adjusted
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure, constraint_of
 from bakehouse_replica.model.sampler import draw
 from torch import Tensor
@@ -76,6 +77,7 @@ def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> N
         sample = replace(sample_of(params, *output_ids, seeds=(9,)), prompt_ids=prompt_ids)
         plain = sample_of(SamplingParams(temperature=temperature), seeds=(9,))
         assert draw(logits_V[None], [sample], [6]) == draw(penalised[None], [plain], [6])
+        torch.testing.assert_close(adjusted(logits_V, sample, None), penalised)
 
 
 def test_presence_penalty_is_paid_once_and_frequency_penalty_per_occurrence() -> None:

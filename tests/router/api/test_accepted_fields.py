@@ -11,6 +11,7 @@ from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_router.api.bodies import Origin, chat_call, completion_call, tokenize_call
 from bakehouse_router.api.fields import Strict
 from bakehouse_router.api.parse import parse_body, parse_tolerantly
+from bakehouse_router.api.responses.body import ResponseBody
 from bakehouse_router.api.schema import (
     ChatBody,
     CompletionBody,
@@ -134,7 +135,7 @@ def test_e13_no_field_is_accepted_without_a_meaning_that_is_tested_here() -> Non
         assert body.model_fields.keys() <= tested | refused
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody], ids=["chat", "completion"])
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, ResponseBody], ids=lambda body: body.__name__)
 def test_e13_every_field_is_documented(body: type[Strict]) -> None:
     documented = set(re.findall(r"`(\w+)`", API_PAGE.read_text()))
     assert body.model_fields.keys() <= documented

@@ -263,6 +263,17 @@ async def test_c29_every_route_but_health_and_readiness_asks_for_a_key(text: Mod
     assert refusal.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_c29_metrics_ask_for_a_key_unless_they_are_opened(
+    text: ModelText, keys_path: Path, is_open: bool
+) -> None:
+    gateway = Gateway(GatewaySettings(served_name=MODEL, opens_metrics=is_open), ScriptedDispatcher(), text)
+    app = build_api(gateway, keys=KeyRing(keys_path))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.get("/metrics")).status_code == (200 if is_open else 401)
+        assert (await client.get("/v1/models")).status_code == 401
+
+
 async def test_the_key_names_the_tenant_of_a_call(text: ModelText, keys_path: Path) -> None:
     dispatcher = ScriptedDispatcher(["Hi"])
     app = build_api(Gateway(settings(), dispatcher, text), keys=KeyRing(keys_path))

@@ -240,10 +240,11 @@ def test_variables_cannot_take_the_place_of_what_the_template_is_given(text: Mod
     assert caught.value.param == f"chat_template_kwargs.{name}"
 
 
-def test_a_variable_that_the_template_does_not_read_is_refused(text: ModelText) -> None:
+@pytest.mark.parametrize("name", ["enable_thinking", "message", "if", "assistant", "content", ""])
+def test_a_variable_that_the_template_does_not_read_is_refused(text: ModelText, name: str) -> None:
     with pytest.raises(InvalidRequest, match="no effect") as caught:
-        text.chat_template.encode(USER, variables={"enable_thinking": False})
-    assert caught.value.param == "chat_template_kwargs.enable_thinking"
+        text.chat_template.encode(USER, variables={name: False})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
 
 
 def test_no_messages_are_refused(text: ModelText) -> None:
