@@ -69,6 +69,11 @@ class ToolUse:
     name: str | None = None
     is_parallel: bool = True
 
+    @property
+    def allows_one_call(self) -> bool:
+        """Whether the answer is over after its first call; a tool that is named is called once."""
+        return self.choice == "named" or not self.is_parallel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:

@@ -222,7 +222,7 @@ class Gateway:
     def _end_of_calls(self, call: Call) -> Callable[[str], bool] | None:
         """Reads one choice's text and tells when the one call allowed is whole; None where more may come."""
         tool_use = _usable_tools(call)
-        if tool_use is None or tool_use.is_parallel:
+        if tool_use is None or not tool_use.allows_one_call:
             return None
         parser = self._tool_format.parser(tool_use)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
+from bakehouse_router.metrics import COMPLETE
 from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
 # After the last terminal delta a stream ends by itself at once; closing it before that would count as a cancel.
@@ -116,7 +117,6 @@ class Generation:
         self._watch = watch
         self._pumps: list[asyncio.Task[None]] = []
         self._queue: asyncio.Queue[tuple[int, Delivery | _Ended]] = asyncio.Queue()
-        self._ended_here: list[TextPiece] = []
 
     @property
     def usage(self) -> CallUsage:
@@ -130,16 +130,6 @@ class Generation:
     def prompt_of(self, choice: int) -> PromptReport:
         """The prompt of one of the call's choices, as far as its pieces have told."""
         return self._runs[choice // self._n_choices].report
-
-    def end(self, choice: int) -> None:
-        """Ends a choice that needs no more text: its last piece comes next, with `STOP`, and what is still
-        generated for it no longer counts. Idempotent, also after the choice has ended by itself.
-        """
-        index = choice // self._n_choices
-        last = self._runs[index].end(choice % self._n_choices)
-        if last is not None:
-            self._ended_here.append(last)
-            self._cancel_if_over(index)
 
     async def pieces(self) -> AsyncGenerator[tuple[TextPiece, ...], None]:
         """The text as it comes, until each choice has had its `finish`; an empty tuple after each idle pause.
@@ -160,10 +150,7 @@ class Generation:
                     place.leave()
                 if arrived is None or pieces:
                     yield pieces
-                while self._ended_here:
-                    ended, self._ended_here = tuple(self._ended_here), []
-                    yield ended
-            outcome = "complete"
+            outcome = COMPLETE
             await asyncio.wait(self._pumps, timeout=_END_GRACE_S)
         except Exception as error:
             outcome = type(error).__name__
@@ -220,6 +207,6 @@ class Generation:
         return ()
 
     def _cancel_if_over(self, index: int) -> None:
-        """Stop strings, which the replica does not know, may have ended what it goes on with."""
+        """What the replica does not know, a stop string or the only call allowed, may have ended what it goes on with."""
         if self._runs[index].is_over and self._runs[index].is_running:
             self._pumps[index].cancel()

@@ -11,6 +11,7 @@ from bakehouse_replica.core.types import ReplicaStatus
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 # From a cached prompt on a GPU to a long queue on a laptop.
+COMPLETE = "complete"
 _LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _REPLICA_GAUGES = {
     "n_running": ("bakehouse_running_sequences", "Sequences in the replica's batch."),
@@ -60,6 +61,8 @@ class CallWatch:
         metrics = self._metrics
         metrics.calls.labels(self._kind, outcome).inc()
         metrics.duration.labels(self._kind).observe(metrics.clock() - self._begun_at)
+        if outcome != COMPLETE and not self._has_token:
+            return  # how much of its prompt was computed, nobody has told
         metrics.prompt_tokens.labels("computed").inc(usage.prompt_tokens - usage.cached_tokens)
         metrics.prompt_tokens.labels("cached").inc(usage.cached_tokens)
         metrics.output_tokens.inc(usage.completion_tokens)

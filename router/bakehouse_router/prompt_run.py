@@ -131,13 +131,6 @@ class PromptRun:
             pieces.append(piece)
         return tuple(piece for piece in pieces if piece.text or piece.tokens or piece.finish is not None)
 
-    def end(self, choice: int) -> TextPiece | None:
-        """The last piece of a choice that needs no more text; None where it has ended already."""
-        if choice not in self._open:
-            return None
-        self._open.discard(choice)
-        return self._piece(choice, self._job.streams[choice].finish(), FinishReason.STOP)
-
     def _note(self, delta: TokenDelta) -> None:
         if delta.usage is not None:
             self.cached_tokens = max(self.cached_tokens, delta.usage.cached_tokens)

@@ -270,34 +270,6 @@ async def test_a_replica_is_told_to_stop_only_where_it_would_go_on(
     assert watched.has_ended_by_itself != is_cancelled
 
 
-async def test_a_choice_can_be_ended_from_outside(text: ModelText) -> None:
-    dispatcher = ScriptedDispatcher([(delta(0, "ab"), delta(1, "x")), (delta(1, "y"),), asyncio.Event()])
-    generation = await Gateway(settings(), dispatcher, text).start(chat(n=2), "call")
-    told = []
-    async with aclosing(generation.pieces()) as pieces:
-        async for arrived in pieces:
-            for piece in arrived:
-                told.append((piece.choice, piece.text, piece.finish))
-                if piece.text in ("ab", "y"):
-                    generation.end(piece.choice)
-                    generation.end(piece.choice)
-        assert dispatcher.n_open == 0
-    assert told == [(0, "ab", None), (1, "x", None), (0, "", STOP), (1, "y", None), (1, "", STOP)]
-    assert generation.usage.completion_tokens == 4
-
-
-async def test_tokens_still_held_come_with_the_end_from_outside(text: ModelText) -> None:
-    script: list[Step] = ["abX", asyncio.Event()]
-    generation = await _started(text, completion(stops=("XYZ",), reports_tokens=True), script)
-    told: list[TextPiece] = []
-    async with aclosing(generation.pieces()) as pieces:
-        async for arrived in pieces:
-            told += arrived
-            generation.end(0)
-    assert _ids(told) == ids_of("abX")
-    assert generation.usage.completion_tokens == 3
-
-
 async def test_c10_a_grammar_that_breaks_is_an_error_of_the_request(text: ModelText) -> None:
     failure = Failure(kind=FailureKind.GRAMMAR, message="the grammar is out of fuel")
     script: list[Step] = ["ab", (delta(0, "", FinishReason.ERROR, failure=failure),)]

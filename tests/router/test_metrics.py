@@ -33,7 +33,7 @@ def test_c63_each_call_gives_one_sample_of_its_first_token_and_aborted_ones_none
 
 def test_computed_and_cached_prompt_tokens_are_counted_apart() -> None:
     metrics = GatewayMetrics()
-    metrics.watch("completion").end("length", USAGE)
+    metrics.watch("completion").end("complete", USAGE)
     found = samples(metrics)
     assert found["bakehouse_prompt_tokens_total", ("computed",)] == 6
     assert found["bakehouse_prompt_tokens_total", ("cached",)] == 4

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from bakehouse_replica.core.errors import InvalidRequest
 
@@ -13,6 +14,7 @@ def require(condition: bool, param: str, value: object, limit: str) -> None:
 
 _INTEGERS = ("n", "min_tokens")
 _OPTIONAL_INTEGERS = ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+_TUPLES = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words_ids")
 _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -24,6 +26,14 @@ def _check_types(params: "SamplingParams") -> None:
     for name in _NUMBERS:
         value = getattr(params, name)
         require(_is_integer(value) or isinstance(value, float), name, value, "a number")
+    for name in _TUPLES:
+        value = getattr(params, name)
+        is_left_out = value is None and name == "allowed_token_ids"
+        require(isinstance(value, tuple) or is_left_out, name, value, "a tuple")
+    are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in params.logit_bias)
+    require(are_pairs, "logit_bias", params.logit_bias, "pairs of a token id and a number")
+    is_grammar = params.grammar is None or isinstance(params.grammar, Grammar)
+    require(is_grammar, "grammar", params.grammar, "a Grammar")
 
 
 def _check_ranges(params: "SamplingParams") -> None:
@@ -64,7 +74,7 @@ def _check_token_ids(params: "SamplingParams") -> None:
         "non-negative token ids",
     )
     require(
-        all(_is_token_id(token) and -100.0 <= bias <= 100.0 for token, bias in params.logit_bias),
+        all(_is_token_id(token) and _is_bias(bias) for token, bias in params.logit_bias),
         "logit_bias",
         params.logit_bias,
         "non-negative token ids with numbers between -100 and 100",
@@ -86,6 +96,10 @@ def _check_token_ids(params: "SamplingParams") -> None:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(value: object) -> bool:
+    return (_is_integer(value) or isinstance(value, float)) and -100.0 <= cast("float", value) <= 100.0
 
 
 def _is_token_id(value: object) -> bool:

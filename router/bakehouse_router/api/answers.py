@@ -25,13 +25,10 @@ class ChunkMaker:
         self._writers: dict[int, ChoiceWriter] = {}
 
     def chunks(self, pieces: Sequence[TextPiece]) -> list[tuple[int, ChoiceChunk]]:
-        """The chunks that these pieces make, with their choices; ends choices that need no more text."""
+        """The chunks that these pieces make, with their choices."""
         made = []
         for piece in pieces:
-            writer = self._writer(piece.choice)
-            made += [(piece.choice, chunk) for chunk in writer.write(piece)]
-            if writer.is_complete and piece.finish is None:
-                self._generation.end(piece.choice)
+            made += [(piece.choice, chunk) for chunk in self._writer(piece.choice).write(piece)]
         return made
 
     def _writer(self, choice: int) -> ChoiceWriter:

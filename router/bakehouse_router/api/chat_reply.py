@@ -1,17 +1,14 @@
 """The replies of `/v1/chat/completions`: messages, and the tool calls in them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
-from bakehouse_replica.core.types import FinishReason
-
+from bakehouse_router.api.parsed_answer import finish_reason, parsed_deltas
 from bakehouse_router.api.replies import ChoiceChunk
 from bakehouse_router.api.token_json import Json, TokenReport, chat_logprobs, prompt_logprobs
 from bakehouse_router.prompt_run import PromptReport, TextPiece
 from bakehouse_router.text.stream import OutputToken
 from bakehouse_router.text.tools.parser import CallDelta, ContentDelta, ParsedDelta, ToolCallParser
-
-_TOOL_CALLS = "tool_calls"  # the finish reason of a choice that ended by itself and contains calls
 
 
 def _call_json(call: CallDelta) -> Json:
@@ -25,18 +22,6 @@ def _said(parsed: ParsedDelta) -> Json:
     if isinstance(parsed, ContentDelta):
         return {"content": parsed.text}
     return {"tool_calls": [_call_json(parsed)]}
-
-
-def parsed_deltas(parser: ToolCallParser | None, piece: TextPiece) -> Iterator[ParsedDelta]:
-    """The content and calls that a piece makes known; without a parser all of it is content."""
-    if parser is None:
-        if piece.text:
-            yield ContentDelta(text=piece.text)
-        return
-    if piece.text:
-        yield from parser.feed(piece.text)
-    if piece.finish is not None:
-        yield from parser.finish()
 
 
 class ChatChoiceWriter:
@@ -55,11 +40,6 @@ class ChatChoiceWriter:
         self._has_begun = False
         self._untold: list[OutputToken] = []
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the one call that was allowed is whole."""
-        return self._parser is not None and self._parser.is_complete
-
     def write(self, piece: TextPiece) -> list[ChoiceChunk]:
         chunks = []
         if not self._has_begun:
@@ -68,13 +48,8 @@ class ChatChoiceWriter:
         self._untold += piece.tokens
         chunks += [self._chunk(_said(parsed)) for parsed in parsed_deltas(self._parser, piece)]
         if piece.finish is not None:
-            chunks.append(self._chunk({}, finish=self._finish(piece.finish)))
+            chunks.append(self._chunk({}, finish=finish_reason(self._parser, piece.finish)))
         return chunks
-
-    def _finish(self, reason: FinishReason) -> str:
-        """A truncated answer says so, whatever it contains."""
-        has_calls = self._parser is not None and self._parser.n_calls > 0
-        return _TOOL_CALLS if has_calls and reason is FinishReason.STOP else reason
 
     def _chunk(self, delta: Json, *, finish: str | None = None, beside: Json | None = None) -> ChoiceChunk:
         tokens, self._untold = self._untold, []

@@ -13,8 +13,6 @@ from bakehouse_router.text.stream import OutputToken
 class CompletionChoiceWriter:
     """The chunks of one choice: its prompt where it is echoed, its text, its finish."""
 
-    is_complete = False
-
     def __init__(self, index: int, prompt: PromptReport, report: TokenReport) -> None:
         self._index = index
         self._report = report

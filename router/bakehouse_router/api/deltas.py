@@ -6,10 +6,9 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Literal
 
-from bakehouse_replica.core.types import FinishReason
-
 from bakehouse_router.api.bodies import Origin, chat_call, completion_call
 from bakehouse_router.api.parse import parse_body
+from bakehouse_router.api.parsed_answer import finish_reason, parsed_deltas
 from bakehouse_router.api.schema import ChatBody, CompletionBody, GenerationBody
 from bakehouse_router.calls import Call, CompletionCall
 from bakehouse_router.gateway import Gateway
@@ -22,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["completion", "chat"]
 Fields = Mapping[str, object]
-
-TOOL_CALLS = "tool_calls"  # the finish reason of a choice that ended by itself and contains calls
 
 
 async def stream_deltas(
@@ -68,14 +65,14 @@ class _Writers:
         self._parsers: dict[int, ToolCallParser | None] = {}
 
     def write(self, piece: TextPiece, counts_along: bool) -> Delta | None:
-        """The news in a piece; None where a parser holds back all of it. Ends a choice that needs no more text."""
+        """The news in a piece; None where a parser holds back all of it."""
         is_first = piece.choice not in self._parsers
         if is_first:
             self._parsers[piece.choice] = self._new_parser() if self._new_parser is not None else None
         parser = self._parsers[piece.choice]
-        text, calls = (piece.text, ()) if parser is None else _read(parser, piece)
-        if parser is not None and parser.is_complete and piece.finish is None:
-            self._generation.end(piece.choice)
+        parsed = list(parsed_deltas(parser, piece))
+        text = "".join(delta.text for delta in parsed if isinstance(delta, ContentDelta))
+        calls = tuple(delta for delta in parsed if isinstance(delta, CallDelta))
         prompt = self._prompt(piece.choice) if is_first else None
         if not (text or calls or piece.tokens or piece.finish or prompt):
             return None
@@ -86,7 +83,7 @@ class _Writers:
             tokens=piece.tokens,
             is_prompt=is_first and isinstance(self._call, CompletionCall) and self._call.echoes,
             tool_calls=calls,
-            finish_reason=None if piece.finish is None else _finish_reason(piece.finish, parser),
+            finish_reason=None if piece.finish is None else finish_reason(parser, piece.finish),
             prompt=prompt,
             usage=self._generation.usage if counts_along else None,
         )
@@ -97,17 +94,3 @@ class _Writers:
         if choice % (options.n or 1) or not (options.reports_tokens or options.prompt_logprobs is not None):
             return None
         return self._generation.prompt_of(choice)
-
-
-def _read(parser: ToolCallParser, piece: TextPiece) -> tuple[str, tuple[CallDelta, ...]]:
-    parsed = parser.feed(piece.text)
-    if piece.finish is not None:
-        parsed += parser.finish()
-    text = "".join(delta.text for delta in parsed if isinstance(delta, ContentDelta))
-    return text, tuple(delta for delta in parsed if isinstance(delta, CallDelta))
-
-
-def _finish_reason(reason: FinishReason, parser: ToolCallParser | None) -> str:
-    """A truncated answer says so, whatever it contains."""
-    has_calls = parser is not None and parser.n_calls > 0
-    return TOOL_CALLS if has_calls and reason is FinishReason.STOP else str(reason)

@@ -28,7 +28,10 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One route. `bodies`: one of which is the request's; `reply` names a schema; `streams`: or events of it."""
+    """One route. `bodies`: one of which is the request's; `reply` names a schema; `streams`: or events of it.
+
+    `media_type`: of the reply.
+    """
 
     method: str
     path: str
@@ -37,6 +40,7 @@ class Operation:
     bodies: tuple[type[Strict], ...] = ()
     streams: bool = False
     is_open: bool = False
+    media_type: str = "application/json"
 
 
 _TOKENIZE = (TokenizeTextBody, TokenizeChatBody)
@@ -87,6 +91,10 @@ OPERATIONS = (
     ),
     Operation(method="get", path="/v1/models", summary="The served models", reply="ModelList"),
     Operation(method="get", path="/v1/models/{name}", summary="A served model", reply="Model"),
+    Operation(method="get", path="/tokenizer_info", summary="The special tokens", reply="TokenizerInfo"),
+    Operation(
+        method="get", path="/metrics", summary="Counters for Prometheus", reply="Metrics", media_type="text/plain"
+    ),
     Operation(method="get", path="/health", summary="Whether any replica serves", reply="Health", is_open=True),
     Operation(method="get", path="/ready", summary="Whether the model answers", reply="Readiness", is_open=True),
 )
@@ -101,7 +109,7 @@ def _json_content(schema: Json) -> Json:
 
 
 def _responses(operation: Operation) -> Json:
-    content = _json_content(_ref(operation.reply))
+    content: Json = {operation.media_type: {"schema": _ref(operation.reply)}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: Json = {"200": {"description": "The answer", "content": content}}

@@ -46,6 +46,11 @@ def _complaint(error: ErrorDetails) -> InvalidRequest:
     if kind == "misplaced":
         field = _path((*error["loc"], error["ctx"]["field"]))
         return InvalidRequest(f"{field} is {error['ctx']['given']}; {message}", field)
+    if kind == "too_long":
+        limit = error["ctx"]["max_length"]
+        return InvalidRequest(f"{param} has too many items; there may be at most {limit}", param)
+    if kind == "string_pattern_mismatch":
+        message = f"Input should be a text of the pattern {error['ctx']['pattern']}"
     if kind == "model_type":
         message = "Input should be an object"
     said = message.removeprefix("Input should be ")

@@ -56,11 +56,6 @@ class ChoiceChunk:
 class ChoiceWriter(Protocol):
     """Turns the pieces of one choice, in their order, into its chunks."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the choice needs no more text, although it has not ended."""
-        ...
-
     def write(self, piece: TextPiece) -> list[ChoiceChunk]:
         """The chunks of one piece."""
         ...

@@ -69,6 +69,8 @@ REPLY_SCHEMAS: dict[str, Json] = {
         context_length=_MAYBE_COUNT,
     ),
     "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),
+    "TokenizerInfo": {"type": "object", "additionalProperties": _MAYBE_TEXT},
+    "Metrics": _TEXT,
     "Health": _object(status={"enum": ["ok", "unavailable"]}, replicas=_list({"type": "object"})),
     "Readiness": _object(status={"const": "ready"}, model=_TEXT),
 }

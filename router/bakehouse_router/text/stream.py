@@ -165,7 +165,7 @@ class TextStream:
         if not self._is_cut:
             rest = self._match(self._decode(b"", final=True))
             if self._matcher is not None and not self._is_cut:
-                rest += self._matcher.flush()
+                rest += self._let_through(self._matcher.flush())
         return rest if self._borders is None else self._borders.finish(rest)
 
     def take_tokens(self) -> tuple[OutputToken, ...]:
@@ -190,6 +190,9 @@ class TextStream:
     def _match(self, text: str) -> str:
         if self._matcher is not None:
             text = self._matcher.feed(text, may_stop=self.n_tokens >= self._min_tokens)
+        return self._let_through(text)
+
+    def _let_through(self, text: str) -> str:
         if self._is_over is not None and text:
             self._has_enough = self._is_over(text)
         return text

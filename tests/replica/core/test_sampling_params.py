@@ -38,6 +38,11 @@ from bakehouse_replica.core.sampling import SamplingParams
         ("allowed_token_ids", (), "at least one"),
         ("allowed_token_ids", (1.5,), "at least one"),
         ("bad_words_ids", ((),), "non-empty sequences"),
+        ("logit_bias", {1: 5}, "a tuple"),
+        ("logit_bias", (5,), "pairs of a token id"),
+        ("logit_bias", ((5, "a"),), "between -100 and 100"),
+        ("stop_token_ids", [5], "a tuple"),
+        ("grammar", "x", "a Grammar"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_limit(field: str, value: object, limit: str) -> None:

@@ -33,16 +33,11 @@ class Names:
 class MarkedCalls:
     """Reads `<name{...}>` as a call; holds a call back until its name is whole."""
 
-    def __init__(self, n_allowed: int | None = None) -> None:
+    def __init__(self) -> None:
+        self.is_complete = False
         self.n_calls = 0
-        self._n_allowed = n_allowed
-        self._n_ended = 0
         self._held: str | None = None
         self._is_in_call = False
-
-    @property
-    def is_complete(self) -> bool:
-        return self._n_ended == self._n_allowed
 
     def feed(self, text: str) -> list[ParsedDelta]:
         return [delta for character in text for delta in self._step(character)]
@@ -63,7 +58,6 @@ class MarkedCalls:
             return []
         if character == CALL_END and self._is_in_call:
             self._is_in_call = False
-            self._n_ended += 1
             return []
         if self._is_in_call:
             return [CallDelta(index=self.n_calls - 1, arguments=character)]
@@ -239,14 +233,6 @@ def test_c12_what_a_stop_interrupts_before_it_is_a_call_is_content() -> None:
     chunks = _chunks(TOOLS, _pieces("text ", "<na", ""))
     assert "".join(str(delta.get("content", "")) for delta in _deltas(chunks)) == "text <na"  # type: ignore[attr-defined]
     assert chunks[-1].choice["finish_reason"] == "stop"
-
-
-def test_a_writer_knows_when_the_one_allowed_call_is_whole() -> None:
-    writer = ChatShape(TokenReport(names=Names()), lambda: MarkedCalls(1)).writer(0, PROMPT)
-    writer.write(TextPiece(choice=0, text="<f{"))
-    assert not writer.is_complete
-    writer.write(TextPiece(choice=0, text="}>"))
-    assert writer.is_complete
 
 
 def test_tokens_of_text_that_is_held_back_are_told_later_and_once() -> None:

@@ -204,3 +204,25 @@ def test_a_kept_stop_holds_nothing_back() -> None:
     stream = TextStream(SENTENCEPIECE, stops=("END",), keeps_stop=True)
     assert _run(stream, _one_by_one(ids("a", "E", "b", "E", "ND"))) == ["a", "E", "b", "E", "ND", ""]
     assert stream.is_stopped
+
+
+@pytest.mark.parametrize("reports_tokens", [False, True])
+def test_a_text_that_is_enough_ends_at_its_token(reports_tokens: bool) -> None:
+    seen: list[str] = []
+
+    def is_over(text: str) -> bool:
+        seen.append(text)
+        return "}" in "".join(seen)
+
+    token_ids = byte_ids("a}b")
+    stream = TextStream(VOCABULARIES[BYTE_LEVEL], reports_tokens=reports_tokens, is_over=is_over)
+    assert _run(stream, [token_ids]) == ["a}", ""]
+    assert (stream.is_stopped, stream.n_tokens, seen) == (True, 2, ["a", "}"])
+
+
+def test_text_held_back_to_the_end_may_be_enough() -> None:
+    stream = TextStream(VOCABULARIES[BYTE_LEVEL], stops=("}X",), is_over="}".__contains__)
+    assert stream.feed(byte_ids("a}")) == "a"
+    assert not stream.is_stopped
+    assert stream.finish() == "}"
+    assert stream.is_stopped

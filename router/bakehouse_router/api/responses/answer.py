@@ -65,13 +65,7 @@ class ResponseAnswer:
         return _named(self._events(arrived)) if arrived else KEEP_ALIVE
 
     def _events(self, arrived: tuple[TextPiece, ...]) -> list[Json]:
-        """What these pieces make; ends the answer where it needs no more text."""
-        events = []
-        for piece in arrived:
-            events += self._writer.write(piece)
-            if self._writer.is_complete and piece.finish is None:
-                self._generation.end(piece.choice)
-        return events
+        return [one for piece in arrived for one in self._writer.write(piece)]
 
     def _last_event(self) -> Json:
         return self._writer.end(self._generation.usage, int(time.time()))

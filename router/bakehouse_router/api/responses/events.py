@@ -13,8 +13,8 @@ from typing import cast
 
 from bakehouse_replica.core.types import FinishReason
 
-from bakehouse_router.api.chat_reply import parsed_deltas
 from bakehouse_router.api.errors import Problem
+from bakehouse_router.api.parsed_answer import parsed_deltas
 from bakehouse_router.api.responses.output import ItemStatus, OpenCall, OpenMessage
 from bakehouse_router.api.responses.reply import ResponseHead
 from bakehouse_router.api.token_json import Json, TokenReport, chat_logprobs
@@ -42,11 +42,6 @@ class ResponseWriter:
         self._untold: list[OutputToken] = []
         self._finish: FinishReason | None = None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the one call that was allowed is whole."""
-        return self._parser is not None and self._parser.is_complete
-
     def begin(self) -> list[Json]:
         """The events before any output."""
         response = self._head.response("in_progress", [])
@@ -61,8 +56,7 @@ class ResponseWriter:
             for parsed in parsed_deltas(self._parser, part):
                 events += self._take(parsed)
         if piece.finish is not None:
-            # What comes after the only call that was allowed is nobody's, whatever ended it.
-            self._finish = FinishReason.STOP if self.is_complete else piece.finish
+            self._finish = piece.finish
             events += self._end_output()
         return self._numbered(events)
 

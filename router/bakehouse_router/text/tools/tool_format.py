@@ -44,7 +44,7 @@ class ToolFormat(ABC):
         """A parser for one choice; `tool_use.choice` must not be `none`."""
         assert tool_use.choice != "none", "an answer that may not call tools is not parsed"
         names = frozenset(tool.name for tool in _callable_tools(tool_use))
-        return self._parser(names, is_parallel=_is_parallel(tool_use))
+        return self._parser(names, is_parallel=not tool_use.allows_one_call)
 
     def grammar(self, tool_use: ToolUse) -> Grammar | None:
         """What the answer must match where calls are forced: one call or more, with nothing around them.
@@ -54,7 +54,7 @@ class ToolFormat(ABC):
         if tool_use.choice not in ("required", "named"):
             return None
         tools = _callable_tools(tool_use)
-        rules = ["%llguidance {}", f"start: {self._start(_is_parallel(tool_use))}"]
+        rules = ["%llguidance {}", f"start: {self._start(not tool_use.allows_one_call)}"]
         rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):
             rules.append(f"call_{index}: {self._call(tool.name, f'arguments_{index}')}")
@@ -89,10 +89,6 @@ def repeated(item: str, separator: str, *, is_parallel: bool) -> str:
 
 def _callable_tools(tool_use: ToolUse) -> list[Tool]:
     return [tool for tool in tool_use.tools if tool_use.choice != "named" or tool.name == tool_use.name]
-
-
-def _is_parallel(tool_use: ToolUse) -> bool:
-    return tool_use.is_parallel and tool_use.choice != "named"
 
 
 def _arguments_schema(tool: Tool) -> dict[str, object]:
