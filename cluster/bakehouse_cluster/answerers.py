@@ -27,7 +27,7 @@ class ServerAnswerer:
     """A server at `url` (with or without `/v1`); `model` None takes the first that it lists."""
 
     def __init__(self, url: str, *, model: str | None, key: str, options: ChatOptions) -> None:
-        base = url.rstrip("/").removesuffix("/v1")
+        base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._url = base
         self._client = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
         self._model = model

@@ -62,8 +62,12 @@ class Conversation:
         self._turns.append(ChatMessage(role="assistant", content="".join(pieces)))
 
 
-def converse(answerer: Answerer, *, system: str | None, console: Console) -> None:
-    """Talk until the input ends; errors are told and the conversation goes on."""
+def converse(answerer: Answerer, *, system: str | None, console: Console) -> int:
+    """Talk until the input ends; errors are told and the conversation goes on.
+
+    The exit status: 1 where nobody watched and a turn was not answered.
+    """
+    n_errors = 0
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  (gives `input` its line editing; absent on some systems)
@@ -76,20 +80,24 @@ def converse(answerer: Answerer, *, system: str | None, console: Console) -> Non
                 if line == "/reset":
                     conversation.reset()
                 elif line:
-                    _answer(runner, conversation, line, console)
+                    n_errors += not _answer(runner, conversation, line, console)
         finally:
             runner.run(answerer.close())
+    return int(n_errors > 0 and not is_terminal)
 
 
-def _answer(runner: asyncio.Runner, conversation: Conversation, line: str, console: Console) -> None:
+def _answer(runner: asyncio.Runner, conversation: Conversation, line: str, console: Console) -> bool:
+    """Whether there was no error."""
     try:
         runner.run(conversation.say(line))
     except KeyboardInterrupt:
         console.print("\n(broken off)", highlight=False)
     except BakehouseError as error:
         console.print(f"\n{error.message}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return False
     else:
         _write_now("\n")
+    return True
 
 
 def _read_turn(is_terminal: bool) -> str | None:

@@ -1,6 +1,7 @@
 """The command line."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,21 @@ KvMemory = Annotated[str | None, typer.Option(help="KV cache of one replica, as 
 Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(version("bakehouse"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    is_asked: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
 
 
 @app.command()
@@ -120,6 +136,9 @@ def chat(
     config: ConfigFile = None,
     max_model_len: MaxModelLen = None,
     kv_memory: KvMemory = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
     """Talk with a model in the terminal."""
@@ -138,12 +157,15 @@ def chat(
             "model.source": model,
             "model.chat_template": chat_template,
             "model.max_model_len": max_model_len,
+            "model.dtype": dtype,
+            "model.device": device,
+            "model.revision": revision,
             "replica.kv_memory": kv_memory,
         }
         tree = load_config(config, overrides)
         with Stages(console).stage(f"model {tree.model.source}"):
             answerer = LocalAnswerer(OfflineModel(tree), options)
-    converse(answerer, system=system, console=console)
+    sys.exit(converse(answerer, system=system, console=console))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import name_of
-from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.settings import GatewaySettings, ToolFormatName
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 Size = Annotated[ByteSize, Field(gt=0)]
@@ -40,7 +40,7 @@ class ModelSection(_Section):
     revision: str | None = None
     served_name: str | None = None
     chat_template: str | None = None
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
+    tool_format: ToolFormatName = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

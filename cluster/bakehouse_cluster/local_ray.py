@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 from bakehouse_replica.core.errors import StartupError, Unavailable
@@ -43,6 +43,7 @@ VITAL_PROGRAMS = frozenset({"raylet", "gcs_server"})
 LOST_POLL_S = 1.0
 DRAIN_POLL_S = 0.1
 GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
+WORKER_HOOK = "bakehouse_cluster.worker_hook.confine_worker"
 MIDDLEWARES = "bakehouse_router.serve_headers.middlewares"
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class LocalRay:
         # Of a program that dies it would print the last 20 lines of the log; `wait_until_lost` says it in one.
         vars(worker)["print_to_stdstream"] = lambda *_lines, **_options: None
         # `ray.init` has no argument for this port; its default is 52365 for every Ray of a machine.
-        RayParams.__init__ = _with_keyword(  # type: ignore[method-assign]
+        RayParams.__init__ = with_keyword(  # type: ignore[method-assign]
             RayParams.__init__, dashboard_agent_listen_port=0
         )
         try:
@@ -114,7 +115,7 @@ class LocalRay:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 namespace="serve",
-                runtime_env={"worker_process_setup_hook": "bakehouse_cluster.local_ray.confine_worker"},
+                runtime_env={"worker_process_setup_hook": WORKER_HOOK},
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(self._folder / "ray"),
             )
@@ -241,32 +242,9 @@ def require_free_port(host: str, port: int, flag: str = "--port") -> None:
             raise StartupError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
 
 
-def confine_worker() -> None:
-    """Runs in each worker process of the local Ray, before its actor is made; mends habits of Ray Serve 2.60.
-
-    Each Serve replica opens a gRPC port for calls between deployments on all interfaces; here it is loopback. The
-    port for clients' gRPC is opened on all, too; here where HTTP's is. The gateway binds its HTTP port without
-    SO_REUSEADDR, so that a server that had open connections could not be started again for 60 s. None of these can
-    be configured.
-    """
-    from ray.serve._private import constants, default_impl, replica  # workers here only ever run Serve's actors
-
-    names = vars(replica)
-    add_port, listen = names["add_port_to_grpc_server"], names["start_asgi_http_server"]
-    names["add_port_to_grpc_server"] = lambda server, _address: add_port(server, f"{LOOPBACK}:0")
-    names["start_asgi_http_server"] = _with_keyword(listen, enable_so_reuseport=True)
-    host = constants.DEFAULT_HTTP_HOST or LOOPBACK  # as `_environment` says
-
-    def add_grpc_address(server: GrpcServer, address: str) -> None:
-        server.add_insecure_port(f"{_bracketed(host)}:{address.rpartition(':')[2]}")
-
-    vars(default_impl)["add_grpc_address"] = add_grpc_address
-
-
-class GrpcServer(Protocol):
-    """What is used of Serve's gRPC server."""
-
-    def add_insecure_port(self, address: str) -> int: ...
+def with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
+    """`function` with these arguments, whatever its callers say."""
+    return lambda *args, **kwargs: function(*args, **(kwargs | fixed))
 
 
 def _delete_application() -> None:
@@ -278,10 +256,6 @@ def _delete_application() -> None:
         serve.delete(APP_NAME)
     except (RayError, RayServeException, RuntimeError) as error:
         logger.warning("the application could not be deleted: %s", error)
-
-
-def _with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
-    return lambda *args, **kwargs: function(*args, **(kwargs | fixed))
 
 
 def _reason(messages: Iterable[str]) -> str:
@@ -303,10 +277,6 @@ def _private_folder() -> Path:
             return folder
         shutil.rmtree(folder)
     raise StartupError(f"the path of the temporary folder {tempfile.gettempdir()} is too long for Ray's sockets")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _free_port() -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.sampling import MAX_BIAS
 
 from bakehouse_router.calls import Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.settings import GatewaySettings
@@ -101,9 +102,10 @@ def _check_listed_tokens(options: GenerationOptions, settings: GatewaySettings) 
                 "allowed_token_ids is empty; it must have at least one token", "allowed_token_ids"
             )
     for token_id, bias in options.logit_bias:
-        if not -100 <= bias <= 100:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise InvalidRequest(
-                f"logit_bias of the token {token_id} is {bias}; it must be between -100 and 100", "logit_bias"
+                f"logit_bias of the token {token_id} is {bias}; it must be between {-MAX_BIAS:g} and {MAX_BIAS:g}",
+                "logit_bias",
             )
 
 

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from bakehouse_replica.logs import write_to_serve_log
 from fastapi import FastAPI
-from grpc_health.v1.health_pb2 import (
-    HealthCheckRequest,
-    HealthCheckResponse,
-)
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from bakehouse_router.prompt_run import PromptJob
 from bakehouse_router.prompts import EncodedCall, PromptEncoder, decoded, prompt_field
 from bakehouse_router.requests import build_request, check_prompt_length, check_token_ids
 from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.structured import schemas_of_tools
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
 from bakehouse_router.text.tools.formats import choose_tool_format
@@ -34,8 +35,8 @@ _PROBE_TIMEOUT_S = 30.0
 class GrammarChecker(Protocol):
     """What a gateway needs of `bakehouse_router.structured.GrammarChecker`."""
 
-    async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises `InvalidRequest` naming `param` where the grammar is none."""
+    async def check(self, grammar: Grammar, param: str, *, parts: Mapping[str, Grammar], tenant: str) -> None:
+        """Raises `InvalidRequest` naming `param`, or one of the `parts`, where the grammar is none."""
         ...
 
 
@@ -177,7 +178,10 @@ class Gateway:
         if tool_use is not None:
             grammar = self._tool_format.grammar(tool_use)
         if grammar is not None and self._grammars is not None:
-            await self._grammars.check(grammar, call.options.grammar_field if tool_use is None else "tools")
+            param, parts = call.options.grammar_field, dict[str, Grammar]()
+            if tool_use is not None:
+                param, parts = "tools", schemas_of_tools(tool_use)
+            await self._grammars.check(grammar, param, parts=parts, tenant=call.options.tenant)
         return replace(call, options=replace(call.options, grammar=grammar))
 
     def _jobs(

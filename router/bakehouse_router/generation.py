@@ -207,6 +207,6 @@ class Generation:
         return ()
 
     def _cancel_if_over(self, index: int) -> None:
-        """What the replica does not know, a stop string or the only call allowed, may have ended what it goes on with."""
+        """Stop strings and whole calls, which the replica does not know, may have ended what it goes on with."""
         if self._runs[index].is_over and self._runs[index].is_running:
             self._pumps[index].cancel()

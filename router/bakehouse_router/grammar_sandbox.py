@@ -1,98 +1,119 @@
-"""Tries grammars in a process of its own, which may die or be killed over one without harm.
+"""Tries grammars in processes of their own, one each, which may die or be killed over them without harm.
 
 llguidance bounds what most grammars cost, but not all (measured with 1.9): the intersection of 20 patterns takes
 11 s, that of 30 more than 20 s, and 700 definitions that refer to each other in a row overflow its stack, which
-ends the process. What compiles here, in time and on a small stack, does so in a replica too.
+ends the process. What compiles here, within its bounds and on a small stack, does so in a replica too.
 
-Parent and child speak in JSON over a pair of pipes: the vocabulary first, then a grammar and what is wrong with
-it, in turn. The child ends with the pipe, or with its parent.
+`grammar_server.py` is a process that has the vocabulary ready and forks for each grammar, so that a new one costs
+milliseconds. It gets its end of a pair of sockets, over which gateway and child speak in JSON: a grammar and its
+bounds, then what is wrong with it. A child ends with these sockets, the server with its own.
 """
 
+import asyncio
 import json
 import os
-import resource
+import socket
 import subprocess
 import sys
-import threading
 import weakref
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from contextlib import suppress
+from dataclasses import dataclass
 
-from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.sampling import Grammar, GrammarKind
-from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_replica.core.sampling import Grammar
 from bakehouse_replica.vocabulary import Vocabulary
 
-MAX_COMPILE_S = 1.5
-_MAX_START_S = 60.0  # about 0.5 s on an idle machine
-_STACK_BYTES = 2 * 1024**2  # the least that threads get on Linux
-_MAX_BYTES = 2 * 1024**3
-_LOOK_S = 1.0
+_MAX_START_S = 60.0  # about 1 s on an idle machine
 
 
-class TooCostly(Exception):
-    """The process was killed over a grammar, or has died of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What trying one grammar may take: seconds of a processor, and bytes beside the vocabulary."""
+
+    compute_s: float
+    n_bytes: int
 
 
 class GrammarSandbox:
-    """Tries grammars over `vocabulary`, one at a time; its process starts at the first."""
+    """Tries grammars over `vocabulary`, any number at a time; its server starts at the first."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._child: _Child | None = None
+        self._starting: asyncio.Task[_Server] | None = None
 
-    def find_fault(self, grammar: Grammar) -> str:
-        """What is wrong with a grammar, empty where nothing is. Raises `TooCostly` after `MAX_COMPILE_S`."""
-        if self._child is None or not self._child.is_alive:
-            self._child = _Child(self._vocabulary)
-        fault = self._child.find_fault(grammar)
-        if fault is None:
-            self._child.end()
-            self._child = None
-            raise TooCostly(f"the grammar takes more memory, or more than {MAX_COMPILE_S:g} s, to compile")
-        return fault
+    async def start(self) -> None:
+        """Returns when the server is ready, a new one where the last has died."""
+        await self._server()
+
+    async def find_fault(self, grammar: Grammar, bounds: Bounds) -> str | None:
+        """What is wrong with a grammar, empty where nothing is, None where it is beyond its bounds.
+
+        The process ends where this is cancelled.
+        """
+        server = await self._server()
+        question = [grammar.kind, grammar.text, bounds.compute_s, bounds.n_bytes]
+        try:
+            reader, writer = await asyncio.open_connection(sock=server.fork())
+            try:
+                writer.write(json.dumps(question).encode() + b"\n")
+                answer = await reader.read()
+            finally:
+                writer.close()
+        except OSError:
+            return None
+        return str(json.loads(answer)) if answer else None
+
+    async def _server(self) -> "_Server":
+        starting = self._starting
+        if starting is None or (starting.done() and not _is_serving(starting)):
+            starting = self._starting = asyncio.create_task(asyncio.to_thread(_Server, self._vocabulary))
+        return await asyncio.shield(starting)  # others wait for it too
 
 
-class _Child:
+class _Server:
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._pipe, theirs = Pipe()
-        command = [sys.executable, "-m", "bakehouse_router.grammar_sandbox", str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt at the terminal is the parent's
-        )
-        theirs.close()
-        self.end = weakref.finalize(self, _end, self._process, self._pipe)
-        self._pipe.send_bytes(_packed_vocabulary(vocabulary))
-        if self._received(_MAX_START_S) is None:
-            self.end()
-            raise RuntimeError("the process that tries grammars does not start")
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bakehouse_router.grammar_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                # Threads do not survive a fork, and numpy's library for linear algebra starts some.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # an interrupt at the terminal is the parent's
+            )
+        self.end = weakref.finalize(self, _end, self._process, self._socket)
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stdin:
+            stdin.write(_packed_vocabulary(vocabulary))
+        self._socket.settimeout(_MAX_START_S)
+        with suppress(OSError):
+            if self._socket.recv(1):
+                return
+        self.end()
+        raise RuntimeError("the process that tries grammars does not start")
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def find_fault(self, grammar: Grammar) -> str | None:
-        """None where it has died, or must."""
-        try:
-            self._pipe.send_bytes(json.dumps([grammar.kind, grammar.text]).encode())
-        except OSError:
-            return None
-        return self._received(MAX_COMPILE_S)
-
-    def _received(self, timeout_s: float) -> str | None:
-        try:
-            return self._pipe.recv_bytes().decode() if self._pipe.poll(timeout_s) else None
-        except (EOFError, OSError):
-            return None
+    def fork(self) -> socket.socket:
+        """A connection to a new process for one grammar. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
 
 
-def _end(process: subprocess.Popen[bytes], pipe: "Connection[object, object]") -> None:
-    pipe.close()
+def _is_serving(started: "asyncio.Task[_Server]") -> bool:
+    return not started.cancelled() and started.exception() is None and started.result().is_alive
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
     process.kill()
     process.wait()
 
@@ -100,44 +121,3 @@ def _end(process: subprocess.Popen[bytes], pipe: "Connection[object, object]") -
 def _packed_vocabulary(vocabulary: Vocabulary) -> bytes:
     pieces = [vocabulary.bytes_of(token_id).hex() for token_id in range(vocabulary.n_tokens)]
     return json.dumps([pieces, list(vocabulary.special_names.items())]).encode()
-
-
-def _unpacked_vocabulary(packed: bytes) -> Vocabulary:
-    pieces, special_names = json.loads(packed)
-    return Vocabulary(
-        {token_id: bytes.fromhex(piece) for token_id, piece in enumerate(pieces)}, dict(special_names)
-    )
-
-
-def _serve(pipe: "Connection[object, object]") -> None:
-    """The child's life."""
-    vocabulary = _unpacked_vocabulary(pipe.recv_bytes())
-    compiler = GrammarCompiler(lambda: vocabulary, vocabulary.n_tokens)
-    pipe.send_bytes(b"")
-    while True:
-        try:
-            kind, text = json.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        try:
-            compiler.compile(Grammar(kind=GrammarKind(kind), text=text))
-        except InvalidRequest as error:
-            pipe.send_bytes(error.message.encode(errors="replace"))
-        else:
-            pipe.send_bytes(b"")
-
-
-def main() -> None:
-    """What runs in the child: `python -m bakehouse_router.grammar_sandbox FD`."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.stack_size(_STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(Connection(int(sys.argv[1])),), daemon=True)
-    thread.start()
-    parent_id = os.getppid()
-    while thread.is_alive() and os.getppid() == parent_id:  # a parent that is killed can end nobody
-        thread.join(_LOOK_S)
-
-
-if __name__ == "__main__":
-    main()

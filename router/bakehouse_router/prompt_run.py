@@ -68,7 +68,7 @@ def _error_of(failure: Failure) -> BakehouseError:
     match failure.kind:
         case FailureKind.DEADLINE:
             return DeadlineExceeded(failure.message)
-        case FailureKind.NO_ROOM | FailureKind.GRAMMAR:  # what the client asked for cannot be done
+        case FailureKind.NO_ROOM | FailureKind.DRAW:  # what the client asked for cannot be done
             return InvalidRequest(failure.message)
         case FailureKind.ENGINE:
             return EngineDead(failure.message)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from bakehouse_replica.core.types import ModelSource
 
+ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
@@ -24,7 +26,7 @@ class GatewaySettings:
     source: ModelSource = field(default_factory=ModelSource)
     served_name: str | None = None
     chat_template: str | None = None
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
+    tool_format: ToolFormatName = "auto"
     max_body_bytes: int = 4 * 1024 * 1024
     max_choices: int = 16
     max_prompts: int = 64

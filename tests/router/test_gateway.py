@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -259,7 +260,7 @@ async def test_c25_no_output_tokens_may_be_asked_for_even_where_the_prompt_fills
 
 
 class _Refuses:
-    async def check(self, grammar: Grammar, param: str) -> None:
+    async def check(self, grammar: Grammar, param: str, *, parts: Mapping[str, Grammar], tenant: str) -> None:
         raise InvalidRequest(f"{grammar.text} is no grammar", param)
 
 

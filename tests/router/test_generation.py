@@ -25,7 +25,6 @@ from gateways import (
     END_ID,
     ScriptedDispatcher,
     Step,
-    chat,
     completion,
     delta,
     ids_of,
@@ -271,7 +270,7 @@ async def test_a_replica_is_told_to_stop_only_where_it_would_go_on(
 
 
 async def test_c10_a_grammar_that_breaks_is_an_error_of_the_request(text: ModelText) -> None:
-    failure = Failure(kind=FailureKind.GRAMMAR, message="the grammar is out of fuel")
+    failure = Failure(kind=FailureKind.DRAW, message="the grammar is out of fuel")
     script: list[Step] = ["ab", (delta(0, "", FinishReason.ERROR, failure=failure),)]
     generation = await _started(text, completion(), script)
     pieces = generation.pieces()

@@ -105,7 +105,7 @@ def test_i2_how_deltas_are_gathered_into_deliveries_changes_nothing(
     [
         (FailureKind.DEADLINE, DeadlineExceeded),
         (FailureKind.NO_ROOM, InvalidRequest),
-        (FailureKind.GRAMMAR, InvalidRequest),
+        (FailureKind.DRAW, InvalidRequest),
         (FailureKind.ENGINE, EngineDead),
     ],
 )

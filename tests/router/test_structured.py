@@ -1,15 +1,19 @@
 """From a request's fields to a grammar, and what is refused on the way."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_router.calls import ToolUse
 from bakehouse_router.settings import GatewaySettings
-from bakehouse_router.structured import GrammarChecker, grammar_field, grammar_of
+from bakehouse_router.structured import GrammarChecker, grammar_field, grammar_of, schemas_of_tools
+from bakehouse_router.text.messages import Tool
+from bakehouse_router.text.tools.hermes import HermesFormat
 from grammars import N_VOCABULARY, lark, regex, schema, small_vocabulary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -181,3 +185,74 @@ async def test_forced_tools_that_make_too_large_a_grammar_are_refused() -> None:
     checker = GrammarChecker(small_vocabulary(), replace(SETTINGS, max_schema_bytes=10))
     with pytest.raises(InvalidRequest, match="tools has 15 bytes; the limit is 10"):
         await checker.check(lark('start: "abcdef"'), "tools")
+
+
+def costly(n_chars: int) -> Grammar:
+    """The intersection of many patterns, which takes seconds."""
+    parts = " & ".join(f"/[ab]*a[ab]{{{n}}}/" for n in range(5, 25))
+    return lark(f"start: X\nX: {parts} & /a{{{n_chars}}}.*/")
+
+
+async def test_c26_a_new_grammar_does_not_wait_for_costly_ones_and_of_these_too_many_are_refused() -> None:
+    checker = GrammarChecker(small_vocabulary(), SETTINGS)
+    hostile = [asyncio.create_task(checker.check(costly(10 + index))) for index in range(8)]
+    for n_chars in range(1, 4):
+        await checker.check(regex(f"b+c{{{n_chars}}}"))
+        assert not any(task.done() and not isinstance(task.exception(), Overloaded) for task in hostile)
+    done, pending = await asyncio.wait(hostile, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    assert all(isinstance(task.exception(), Overloaded) for task in done)
+
+
+async def test_c26_a_grammar_that_costs_too_much_is_refused_naming_its_field() -> None:
+    checker = GrammarChecker(small_vocabulary(), SETTINGS)
+    with pytest.raises(InvalidRequest, match=r"response_format: the grammar takes more than 1\.5 s") as refused:
+        await checker.check(costly(9), "response_format")
+    assert refused.value.param == "response_format"
+    await checker.check(regex("ok"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}}, "regex parse error"),
+        ({"properties": {"a": {"type": "zebra"}}}, "Invalid type: zebra"),
+        ({"type": "object", "properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
+    ],
+)
+async def test_a_forced_tool_with_wrong_parameters_is_named_with_its_own_reason(
+    wrong: Mapping[str, object], reason: str
+) -> None:
+    tools = (
+        Tool(name="plain"),
+        Tool(name="right", parameters={"type": "object"}),
+        Tool(name="x", parameters=wrong),
+    )
+    tool_use = ToolUse(tools=tools, choice="required")
+    grammar = HermesFormat(small_vocabulary()).grammar(tool_use)
+    assert grammar is not None
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        await GrammarChecker(small_vocabulary(), SETTINGS).check(
+            grammar, "tools", parts=schemas_of_tools(tool_use)
+        )
+    assert refused.value.param == "tools[2].function.parameters"
+    assert str(refused.value).startswith("tools[2].function.parameters: ")
+    assert "): " not in str(refused.value)  # as after a line and a column
+
+
+def test_of_a_named_tool_only_its_own_parameters_are_looked_at() -> None:
+    tools = (Tool(name="a"), Tool(name="b", parameters={"properties": {}}))
+    tool_use = ToolUse(tools=tools, choice="named", name="b")
+    parameters = schema('{"type": "object", "properties": {}}')
+    assert schemas_of_tools(tool_use) == {"tools[1].function.parameters": parameters}
+
+
+async def test_a_place_in_a_grammar_is_told_only_where_the_client_has_written_it() -> None:
+    checker = GrammarChecker(small_vocabulary(), SETTINGS)
+    broken = lark("start: X\nX: /a/ Y\n")
+    with pytest.raises(InvalidRequest, match=r"used: at 2\(4\): unknown name"):
+        await checker.check(broken, "structured_outputs.grammar")
+    with pytest.raises(InvalidRequest, match=r"tools: the grammar cannot be used: unknown name"):
+        await checker.check(broken, "tools", parts={"tools[0].function.parameters": schema("{}")})

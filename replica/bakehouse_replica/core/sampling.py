@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
+from typing import TypeGuard
 
 from bakehouse_replica.core.errors import InvalidRequest
 
 
 def require(condition: bool, param: str, value: object, limit: str) -> None:
+    """Raises `InvalidRequest` that names parameter, value and limit unless the condition holds."""
     if not condition:
         raise InvalidRequest(f"{param} is {value!r}; it must be {limit}", param)
 
 
+MAX_BIAS = 100.0  # of `logit_bias`, either way; OpenAI's limit
 _INTEGERS = ("n", "min_tokens")
 _OPTIONAL_INTEGERS = ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 _TUPLES = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words_ids")
@@ -77,7 +79,7 @@ def _check_token_ids(params: "SamplingParams") -> None:
         all(_is_token_id(token) and _is_bias(bias) for token, bias in params.logit_bias),
         "logit_bias",
         params.logit_bias,
-        "non-negative token ids with numbers between -100 and 100",
+        f"non-negative token ids with numbers between {-MAX_BIAS:g} and {MAX_BIAS:g}",
     )
     allowed = params.allowed_token_ids
     require(
@@ -94,16 +96,16 @@ def _check_token_ids(params: "SamplingParams") -> None:
     )
 
 
-def _is_integer(value: object) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_bias(value: object) -> bool:
-    return (_is_integer(value) or isinstance(value, float)) and -100.0 <= cast("float", value) <= 100.0
+    return (_is_integer(value) or isinstance(value, float)) and -MAX_BIAS <= value <= MAX_BIAS
 
 
 def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return _is_integer(value) and value >= 0
 
 
 class GrammarKind(StrEnum):

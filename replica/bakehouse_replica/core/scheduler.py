@@ -345,7 +345,7 @@ class Scheduler:
             kept, reason = choice.accept(draw)
             failure = None
             if reason is FinishReason.ERROR:
-                failure = Failure(kind=FailureKind.GRAMMAR, message=draw.failure or "")
+                failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
             deltas.append(choice.delta(kept, reason, failure))
             if reason is not None:
                 self._forget(choice)

@@ -25,7 +25,7 @@ class FailureKind(StrEnum):
 
     DEADLINE = "deadline"
     NO_ROOM = "no_room"  # its KV cache cannot fit in the whole pool
-    GRAMMAR = "grammar"  # its constraint broke while it ran; its neighbours go on
+    DRAW = "draw"  # its grammar broke, or its masks left no token to draw; its neighbours go on
     ENGINE = "engine"  # the executor failed: our bug or the machine's
 
 

@@ -18,7 +18,7 @@ from itertools import chain
 from time import perf_counter
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.sampling import MAX_BIAS, SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
@@ -31,8 +31,6 @@ from bakehouse_replica.core.types import (
     TokenLogprob,
 )
 from bakehouse_replica.executors.token_cache import TokenCache
-
-FORCING_BIAS = 100.0  # the largest that a request may give
 
 
 class FakeExecutor:
@@ -77,10 +75,7 @@ class FakeExecutor:
         begun_at = perf_counter()
         if self._before_step is not None:
             self._before_step(plan)
-        for copy in plan.copies:
-            self._cache.copy(copy)
-        for chunk in plan.chunks:
-            self._cache.write(chunk)
+        self._cache.store(plan)
         sampled, scored = [], []
         for chunk in plan.chunks:
             history = self._cache.read(chunk)
@@ -146,8 +141,8 @@ class FakeExecutor:
         if not params.logit_bias:
             return next(possible, None)
         bias, candidates = dict(params.logit_bias), list(possible)
-        forced = (token_id for token_id in candidates if bias.get(token_id, 0.0) >= FORCING_BIAS)
-        unharmed = (token_id for token_id in candidates if bias.get(token_id, 0.0) > -FORCING_BIAS)
+        forced = (token_id for token_id in candidates if bias.get(token_id, 0.0) >= MAX_BIAS)
+        unharmed = (token_id for token_id in candidates if bias.get(token_id, 0.0) > -MAX_BIAS)
         return next(chain(forced, unharmed, candidates), None)
 
     def _logprob(self, token_id: int, best: int, n_top: int) -> TokenLogprob:

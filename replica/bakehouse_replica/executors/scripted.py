@@ -129,10 +129,7 @@ class ScriptedExecutor:
         begun_at = perf_counter()
         if self._before_step is not None:
             self._before_step(plan)
-        for copy in plan.copies:
-            self._cache.copy(copy)
-        for chunk in plan.chunks:
-            self._cache.write(chunk)
+        self._cache.store(plan)
         choices = [choice for chunk in plan.chunks for choice in self._begin(chunk)]
         for _ in range(self._script.tokens_per_step):
             self._draw_once([choice for choice in choices if choice.end is None])

@@ -7,7 +7,7 @@ holds another position. Where it holds another token, the text differs from that
 
 from array import array
 
-from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk
+from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, StepPlan
 
 SLOT_BYTES = 16
 _UNWRITTEN = -1  # no position is negative
@@ -23,19 +23,12 @@ class TokenCache:
         self._positions = array("q", [_UNWRITTEN]) * n_slots
         self._order = array("q")  # 0, 1, 2, …, as far as was needed: a range made anew costs most of a read
 
-    def copy(self, copy: BlockCopy) -> None:
-        """One block onto another."""
-        source, target = self._slots(copy.source), self._slots(copy.target)
-        self._token_ids[target] = self._token_ids[source]
-        self._positions[target] = self._positions[source]
-
-    def write(self, chunk: Chunk) -> None:
-        """The chunk's tokens, into the slots that its table names."""
-        size = self._block_size
-        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
-            slot = chunk.block_ids[position // size] * size + position % size
-            self._token_ids[slot] = token_id
-            self._positions[slot] = position
+    def store(self, plan: StepPlan) -> None:
+        """The plan's copies, one block onto another, then the tokens of its chunks."""
+        for copy in plan.copies:
+            self._copy(copy)
+        for chunk in plan.chunks:
+            self._write(chunk)
 
     def read(self, chunk: Chunk) -> "array[int]":
         """All tokens of the sequence up to the chunk's end. Asserts that its blocks hold them, in order."""
@@ -55,6 +48,18 @@ class TokenCache:
         """Forgets all it stored and gives the memory back."""
         self._token_ids = array("q")
         self._positions = array("q")
+
+    def _copy(self, copy: BlockCopy) -> None:
+        source, target = self._slots(copy.source), self._slots(copy.target)
+        self._token_ids[target] = self._token_ids[source]
+        self._positions[target] = self._positions[source]
+
+    def _write(self, chunk: Chunk) -> None:
+        size = self._block_size
+        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
+            slot = chunk.block_ids[position // size] * size + position % size
+            self._token_ids[slot] = token_id
+            self._positions[slot] = position
 
     def _slots(self, block_id: int) -> slice:
         return slice(block_id * self._block_size, (block_id + 1) * self._block_size)

@@ -107,10 +107,14 @@ def _reason(sample: Sample, allowed_V: Tensor | None) -> str:
         "min_tokens": _masks_stops(sample),
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words_ids),
-        "structured_outputs": allowed_V is not None,
+        "the grammar": allowed_V is not None,  # of one of several fields, which only the router knows
     }
-    names = ", ".join(name for name, is_set in masks.items() if is_set)
-    return f"no token can follow output token {sample.output_index}: together, these forbid all: {names}"
+    *names, last = [name for name, is_set in masks.items() if is_set]
+    forbidding = f"{', '.join(names)} and {last} together forbid" if names else f"{last} forbids"
+    return (
+        f"after {sample.output_index} output tokens no token may follow: {forbidding} all of them; "
+        f"loosen {'one of these' if names else 'it'}"
+    )
 
 
 def _index(token_ids: Iterable[int], like: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from bakehouse_router.api.fields import MAX_PARTS, JsonObject, Name, Only, Strict, text_or_parts, wrong
 from bakehouse_router.api.json_body import parse_object
+from bakehouse_router.api.variants import describe_by_variants, not_null, variant
 from bakehouse_router.text.messages import ChatMessage, Role, Tool, ToolCall
 
 FUNCTION_NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -59,29 +60,20 @@ def _by_role(schema: JsonDict) -> None:
     """Describes a message by what its role asks for, as `ChatMessageBody` checks it."""
     fields = cast("dict[str, JsonDict]", schema.pop("properties"))
     absent = {"tool_calls", "tool_call_id"}
-    title = schema["title"]
-    schema.clear()
-    schema["title"] = title
-    schema["anyOf"] = [
+    variants = [
         _variant(fields, ["system", "developer", "user"], ["content"], absent),
         _variant(fields, ["assistant"], ["content"], {"tool_call_id"}),
         _variant(fields, ["assistant"], ["tool_calls"], {"tool_call_id"}),
         _variant(fields, ["tool"], ["content", "tool_call_id"], {"tool_calls"}),
     ]
+    describe_by_variants(schema, variants)
 
 
 def _variant(fields: dict[str, JsonDict], roles: list[str], required: list[str], absent: set[str]) -> JsonDict:
     properties: JsonDict = {name: field for name, field in fields.items() if name not in absent}
     properties["role"] = {"enum": list[JsonValue](roles)}
-    for name in required:
-        kinds = cast("list[JsonValue]", fields[name]["anyOf"])
-        properties[name] = {"anyOf": [kind for kind in kinds if kind != {"type": "null"}]}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["role", *required],
-        "additionalProperties": False,
-    }
+    properties |= {name: not_null(fields[name]) for name in required}
+    return variant(properties, ["role", *required])
 
 
 class ChatMessageBody(Strict):

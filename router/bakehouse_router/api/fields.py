@@ -7,6 +7,7 @@ import json
 import re
 from typing import Annotated
 
+from bakehouse_replica.core.sampling import MAX_BIAS
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -26,7 +27,6 @@ MAX_NAME_CHARS = 256
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TIMEOUT_S = 86_400.0
-_MAX_BIAS = 100.0
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 _SHOWN_CHARS = 60
 
@@ -89,8 +89,8 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     for key, bias in value.items():
         if not _TOKEN_ID.fullmatch(key):
             raise wrong(f"its key {key[:_SHOWN_CHARS]!r} is not a token id")
-        if not _is_number(bias) or not -_MAX_BIAS <= bias <= _MAX_BIAS:
-            raise wrong(f"the bias of token id {key} must be a number between {-_MAX_BIAS:g} and {_MAX_BIAS:g}")
+        if not _is_number(bias) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise wrong(f"the bias of token id {key} must be a number between {-MAX_BIAS:g} and {MAX_BIAS:g}")
         biases.append((int(key), float(bias)))
     return tuple(biases)
 
@@ -169,7 +169,7 @@ _STOP_SCHEMA = {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA}
 _BIAS_SCHEMA = {
     "type": "object",
     "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
-    "additionalProperties": {"type": "number", "minimum": -_MAX_BIAS, "maximum": _MAX_BIAS},
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
 }
 
 Prompts = Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]

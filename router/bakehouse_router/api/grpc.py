@@ -6,7 +6,6 @@ through Serve (`bakehouse_router.grpc_ingress`).
 """
 
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -15,16 +14,14 @@ from urllib.parse import quote
 import grpc
 from bakehouse_replica.core.errors import RequestTooLarge
 from google.protobuf.message import Message
-from grpc_health.v1.health_pb2 import (
-    HealthCheckRequest,
-    HealthCheckResponse,
-)
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from bakehouse_router.api.bodies import Origin
 from bakehouse_router.api.deltas import stream_deltas
 from bakehouse_router.api.errors import problem_of
 from bakehouse_router.api.grpc_fields import detokenize_fields, generate_fields, tokenize_fields
 from bakehouse_router.api.grpc_replies import generate_reply
+from bakehouse_router.api.surround import REQUEST_ID_HEADER, usable_request_id
 from bakehouse_router.api.tokens import detokenized, served_models, tokenized
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.grpc_ingress import CallContext
@@ -45,9 +42,7 @@ from bakehouse_router.proto.inference_pb2 import (
 logger = logging.getLogger(__name__)
 
 SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
-REQUEST_ID_KEY = "x-request-id"
 AUTHORIZATION_KEY = "authorization"
-_MAX_REQUEST_ID_CHARS = 128
 # Of the status message, which travels in an HTTP/2 header block of at most 8 KiB, percent-encoded.
 _MAX_DETAILS_CHARS = 1024
 
@@ -149,11 +144,9 @@ class _Call:
     def __init__(self, context: CallContext) -> None:
         self._context = context
         metadata = dict(context.invocation_metadata())
-        given = metadata.get(REQUEST_ID_KEY, "")
-        is_usable = 0 < len(given) <= _MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
-        self.request_id = given if is_usable else f"req-{secrets.token_hex(16)}"
+        self.request_id = usable_request_id(metadata.get(REQUEST_ID_HEADER, ""))
         self.authorization = metadata.get(AUTHORIZATION_KEY)
-        context.set_trailing_metadata([(REQUEST_ID_KEY, self.request_id)])
+        context.set_trailing_metadata([(REQUEST_ID_HEADER, self.request_id)])
 
     def fail(self, error: Exception) -> None:
         """The status that the table of errors gives, and what else there is to say in the trailing metadata."""
@@ -162,7 +155,7 @@ class _Call:
             logger.exception("request %s failed", self.request_id)
         self._context.set_code(grpc.StatusCode[problem.grpc_status])
         self._context.set_details(problem.message[:_MAX_DETAILS_CHARS])
-        told = {REQUEST_ID_KEY: self.request_id, **problem.headers()}
+        told = {REQUEST_ID_HEADER: self.request_id, **problem.headers()}
         if problem.code is not None:
             told["bakehouse-error-code"] = quote(problem.code)
         if problem.param is not None:

@@ -1,11 +1,11 @@
 """Requests of the gRPC face as the fields of the HTTP bodies that say the same: both are checked by one schema."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 from bakehouse_replica.core.errors import InvalidRequest
 from google.protobuf.message import Message
 
+from bakehouse_router.api.deltas import Kind
 from bakehouse_router.api.json_body import parse_object
 from bakehouse_router.proto.inference_pb2 import (
     Chat,
@@ -17,7 +17,6 @@ from bakehouse_router.proto.inference_pb2 import (
     Tool,
 )
 
-Kind = Literal["completion", "chat"]
 Fields = dict[str, object]
 
 # Fields of one name and type here and there.

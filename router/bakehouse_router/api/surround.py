@@ -17,9 +17,8 @@ REQUEST_ID_HEADER = "x-request-id"
 _MAX_REQUEST_ID_CHARS = 128
 
 
-def _request_id(headers: Headers) -> str:
+def usable_request_id(given: str) -> str:
     """The client's own id where it is one that may stand in a log line; otherwise a new one."""
-    given = headers.get(REQUEST_ID_HEADER, "")
     if 0 < len(given) <= _MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable():
         return given
     return f"req-{secrets.token_hex(16)}"
@@ -53,7 +52,7 @@ class Surround:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
+        request_id = usable_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["request_id"] = request_id
         has_begun = False
 

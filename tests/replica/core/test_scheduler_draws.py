@@ -90,7 +90,7 @@ def test_a_choice_that_fails_ends_alone() -> None:
     failed = driver.outcome("a", 1)
     assert (failed.finish, len(failed.token_ids)) == (FinishReason.ERROR, 1)
     assert failed.failure is not None
-    assert (failed.failure.kind, failed.failure.message) == (FailureKind.GRAMMAR, "broken")
+    assert (failed.failure.kind, failed.failure.message) == (FailureKind.DRAW, "broken")
     expected = naive_generate(request, 100)
     for choice in (0, 2):
         assert driver.outcome("a", choice).token_ids == expected[choice].token_ids

@@ -110,7 +110,7 @@ def assert_text_is_naive(
             outcome = driver.outcome(request.request_id, choice)
             assert outcome.finish is not None, f"{request.request_id} choice {choice} never ended"
             is_whole = outcome.finish in (FinishReason.STOP, FinishReason.LENGTH)
-            if is_whole or (outcome.failure is not None and outcome.failure.kind is FailureKind.GRAMMAR):
+            if is_whole or (outcome.failure is not None and outcome.failure.kind is FailureKind.DRAW):
                 assert (outcome.token_ids, outcome.logprobs) == (expected.token_ids, expected.logprobs)
                 assert outcome.finish is expected.finish
             else:
@@ -172,7 +172,7 @@ def test_text_depends_neither_on_how_many_tokens_are_drawn_at_once_nor_on_neighb
     refused = run_workload(driver, workload)
     assert_text_is_naive(driver, workload, refused, make_eventful())
     for outcome in driver.outcomes.values():
-        if outcome.failure is not None and outcome.failure.kind is FailureKind.GRAMMAR:
+        if outcome.failure is not None and outcome.failure.kind is FailureKind.DRAW:
             assert outcome.failure.message == FAILURE
     load = driver.scheduler.load()
     assert (load.n_running, load.n_waiting, load.n_held_blocks) == (0, 0, 0)

@@ -154,24 +154,33 @@ def test_stop_ids_that_a_constraint_allows_wait_for_min_tokens_while_others_may_
 
 
 @pytest.mark.parametrize(
-    ("params", "only", "names"),
+    ("params", "only", "said"),
     [
-        (replace(GREEDY, min_tokens=1, stop_token_ids=tuple(range(VOCABULARY))), None, "min_tokens"),
+        (
+            replace(GREEDY, min_tokens=1, stop_token_ids=tuple(range(VOCABULARY))),
+            None,
+            "min_tokens forbids all of them; loosen it",
+        ),
         (
             replace(GREEDY, allowed_token_ids=(3,), bad_words_ids=((3,),)),
             None,
-            "allowed_token_ids, bad_words",
+            "allowed_token_ids and bad_words together forbid all of them; loosen one of these",
         ),
-        (replace(GREEDY, bad_words_ids=((3,),)), Only((3,)), "bad_words, structured_outputs"),
+        # Not the field of the grammar: it may be any of several.
+        (
+            replace(GREEDY, allowed_token_ids=(3,), bad_words_ids=((3,),)),
+            Only((3,)),
+            "allowed_token_ids, bad_words and the grammar together forbid all of them; loosen one of these",
+        ),
     ],
 )
-def test_masks_that_leave_no_token_fail_that_row_and_name_what_forbids(
-    params: SamplingParams, only: Only | None, names: str
+def test_masks_that_leave_no_token_fail_that_row_and_say_what_forbids_and_what_helps(
+    params: SamplingParams, only: Only | None, said: str
 ) -> None:
     logits_RV = logits_with(RANKED).expand(3, -1)
     plain = sample_of(GREEDY)
     found = draw(logits_RV, [plain, sample_of(params, seeds=(1, 2)), plain], [0] * 3, [None, only, None])
-    failed = Draw(token_ids=(), failure=f"no token can follow output token 0: together, these forbid all: {names}")
+    failed = Draw(token_ids=(), failure=f"after 0 output tokens no token may follow: {said}")
     assert found == [(Draw(token_ids=(7,)),), (failed, failed), (Draw(token_ids=(7,)),)]
 
 

@@ -214,15 +214,15 @@ def test_a_text_that_is_enough_ends_at_its_token(reports_tokens: bool) -> None:
         seen.append(text)
         return "}" in "".join(seen)
 
-    token_ids = byte_ids("a}b")
-    stream = TextStream(VOCABULARIES[BYTE_LEVEL], reports_tokens=reports_tokens, is_over=is_over)
+    token_ids = byte_ids(b"a}b")
+    stream = TextStream(SENTENCEPIECE, reports_tokens=reports_tokens, is_over=is_over)
     assert _run(stream, [token_ids]) == ["a}", ""]
     assert (stream.is_stopped, stream.n_tokens, seen) == (True, 2, ["a", "}"])
 
 
 def test_text_held_back_to_the_end_may_be_enough() -> None:
-    stream = TextStream(VOCABULARIES[BYTE_LEVEL], stops=("}X",), is_over="}".__contains__)
-    assert stream.feed(byte_ids("a}")) == "a"
+    stream = TextStream(SENTENCEPIECE, stops=("}X",), is_over=lambda text: text == "}")
+    assert stream.feed(byte_ids(b"a}")) == "a"
     assert not stream.is_stopped
     assert stream.finish() == "}"
     assert stream.is_stopped

@@ -6,12 +6,13 @@ The fields of `RefusedHere` are OpenAI's; what they ask for does not exist here.
 from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
-from pydantic.config import JsonDict, JsonValue
+from pydantic.config import JsonDict
 
 from bakehouse_router.api.conversation import FUNCTION_NAME_PATTERN, FunctionBody, ToolChoice, misplaced
 from bakehouse_router.api.fields import Count, JsonObject, OneOrMore, Only, Strict, wrong
 from bakehouse_router.api.responses.input_items import InputItems
 from bakehouse_router.api.schema import AnswerFields
+from bakehouse_router.api.variants import describe_by_variants, variant
 from bakehouse_router.text.messages import Tool
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,22 +70,13 @@ class FunctionToolBody(FunctionBody, _FunctionType):
 def _by_format(schema: JsonDict) -> None:
     """Describes a format by what its type asks for, as `TextFormatBody` checks it."""
     fields = cast("JsonDict", schema.pop("properties"))
-    title = schema["title"]
     by_schema = fields | {
         "type": {"const": "json_schema"},
         "name": {"type": "string", "pattern": FUNCTION_NAME_PATTERN},
         "schema": {"type": "object"},
     }
-    schema.clear()
-    schema["title"] = title
-    schema["anyOf"] = [
-        _variant({"type": {"enum": ["text", "json_object"]}}, ["type"]),
-        _variant(by_schema, ["type", "name", "schema"]),
-    ]
-
-
-def _variant(properties: JsonDict, required: list[JsonValue]) -> JsonDict:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    unnamed = variant({"type": {"enum": ["text", "json_object"]}}, ["type"])
+    describe_by_variants(schema, [unnamed, variant(by_schema, ["type", "name", "schema"])])
 
 
 class TextFormatBody(Strict):

@@ -1,6 +1,5 @@
 """From a response's body to the gateway's call, and from the gateway's complaints back to the body's fields."""
 
-import json
 import re
 from dataclasses import dataclass, replace
 
@@ -49,8 +48,6 @@ class ResponseCall:
 
 def response_call(body: ResponseBody, settings: GatewaySettings, origin: Origin = NOWHERE) -> ResponseCall:
     """The call that a body asks for. Raises `InvalidRequest` where two of its fields contradict."""
-    echo = echo_of(body)
-    _check_text(echo)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is given; it is allowed only where stream is true", "stream_options")
     shared = answer_options(
@@ -75,7 +72,7 @@ def response_call(body: ResponseBody, settings: GatewaySettings, origin: Origin 
         tool_use=tool_use_of(tools, body.tool_choice, body.parallel_tool_calls),
         template_variables=body.chat_template_kwargs or {},
     )
-    return ResponseCall(call=call, sources=tuple(turn.source for turn in turns), echo=echo)
+    return ResponseCall(call=call, sources=tuple(turn.source for turn in turns), echo=echo_of(body))
 
 
 def _grammar(text_format: TextFormatBody | None, settings: GatewaySettings) -> Grammar | None:
@@ -83,14 +80,3 @@ def _grammar(text_format: TextFormatBody | None, settings: GatewaySettings) -> G
         return None
     schema = _ANY_OBJECT if text_format.schema_ is None else text_format.schema_
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema_text(schema, "text.format.schema", settings))
-
-
-def _check_text(echo: Json) -> None:
-    """What the reply repeats must be text: UTF-8 has no halves of surrogate pairs."""
-    for field, value in echo.items():
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{field} contains half of a surrogate pair, which is not text", field) from error
-        except RecursionError as error:
-            raise InvalidRequest(f"{field} is nested too deeply", field) from error

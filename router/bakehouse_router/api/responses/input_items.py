@@ -6,7 +6,7 @@ from typing import Annotated, Literal, cast
 
 from bakehouse_replica.core.errors import InvalidRequest
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict, JsonValue
+from pydantic.config import JsonDict
 
 from bakehouse_router.api.conversation import ArgumentsText, FunctionName, misplaced
 from bakehouse_router.api.fields import (
@@ -19,6 +19,7 @@ from bakehouse_router.api.fields import (
     text_or_parts,
     wrong,
 )
+from bakehouse_router.api.variants import describe_by_variants, not_null, variant
 from bakehouse_router.text.messages import ChatMessage, ToolCall
 
 _MESSAGE, _CALL, _OUTPUT = "message", "function_call", "function_call_output"
@@ -57,23 +58,13 @@ Parts = Annotated[list[InputPartBody], Field(max_length=MAX_PARTS, fail_fast=Tru
 def _by_type(schema: JsonDict) -> None:
     """Describes an item by what its type asks for, as `InputItemBody` checks it."""
     fields = cast("dict[str, JsonDict]", schema.pop("properties"))
-    title = schema["title"]
-    schema.clear()
-    schema["title"] = title
-    schema["anyOf"] = [_variant(fields, kind, required) for kind, required in _FIELDS.items()]
+    describe_by_variants(schema, [_variant(fields, kind, required) for kind, required in _FIELDS.items()])
 
 
 def _variant(fields: dict[str, JsonDict], kind: str, required: Sequence[str]) -> JsonDict:
     properties: JsonDict = {"id": fields["id"], "status": fields["status"], "type": {"const": kind}}
-    for name in required:
-        kinds = cast("list[JsonValue]", fields[name]["anyOf"])
-        properties[name] = {"anyOf": [kind for kind in kinds if kind != {"type": "null"}]}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [*required] if kind == _MESSAGE else ["type", *required],
-        "additionalProperties": False,
-    }
+    properties |= {name: not_null(fields[name]) for name in required}
+    return variant(properties, required if kind == _MESSAGE else ["type", *required])
 
 
 class InputItemBody(Strict):

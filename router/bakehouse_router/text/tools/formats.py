@@ -1,15 +1,12 @@
 """Which format a model writes tool calls in: as the settings say, or by what its chat template writes."""
 
-from typing import Literal
-
 from bakehouse_replica.vocabulary import Vocabulary
 
+from bakehouse_router.settings import ToolFormatName
 from bakehouse_router.text.tools.hermes import HermesFormat
 from bakehouse_router.text.tools.llama3 import Llama3Format
 from bakehouse_router.text.tools.mistral import MistralFormat
 from bakehouse_router.text.tools.tool_format import ToolFormat
-
-ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral"]
 
 # What templates write in one format only; the first that a template contains decides.
 _MARKS: tuple[tuple[str, ToolFormatName], ...] = (

@@ -22,14 +22,6 @@ class HermesParser(CallMachine):
     def _read_content(self, text: str, pos: int) -> int | None:
         return self._read_until_marker(text, pos, OPEN, self._read_begin)
 
-    def _read_begin(self, text: str, pos: int) -> int | None:
-        if (end := self._skip_space(text, pos)) > pos:
-            return end
-        if text[pos] == "{":
-            return self._begin_object(pos)
-        self._reject()
-        return pos
-
     def _follow_call(self) -> None:
         self._state = self._read_close
 

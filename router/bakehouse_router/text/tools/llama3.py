@@ -46,19 +46,11 @@ class Llama3Parser(CallMachine):
             return None if end == pos else end
         if found[0] == TAG:
             self._raw.append(TAG)
-            self._state = self._read_after_tag
+            self._state = self._read_begin
         else:
             self._keep("\n")
             self._state = self._read_content
         return found.end()
-
-    def _read_after_tag(self, text: str, pos: int) -> int | None:
-        if (end := self._skip_space(text, pos)) > pos:
-            return end
-        if text[pos] == "{":
-            return self._begin_object(pos)
-        self._reject()
-        return pos
 
     def _follow_call(self) -> None:
         self._may_separate = True

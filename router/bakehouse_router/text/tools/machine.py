@@ -110,6 +110,15 @@ class CallMachine(ABC):
         self._add_content(text[pos:end])
         return end
 
+    def _read_begin(self, text: str, pos: int) -> int | None:
+        """Space and then an object, or what has begun is no call."""
+        if (end := self._skip_space(text, pos)) > pos:
+            return end
+        if text[pos] == "{":
+            return self._begin_object(pos)
+        self._reject()
+        return pos
+
     def _begin_object(self, pos: int) -> int:
         self._reader = CallReader(self._names, needs_arguments=self._needs_arguments)
         self._state = self._read_object

@@ -36,9 +36,9 @@ class MistralParser(CallMachine):
         self._scanner = ValueScanner()
 
     def _read_content(self, text: str, pos: int) -> int | None:
-        return self._read_until_marker(text, pos, MARKER, self._read_begin)
+        return self._read_until_marker(text, pos, MARKER, self._read_after_marker)
 
-    def _read_begin(self, text: str, pos: int) -> int | None:
+    def _read_after_marker(self, text: str, pos: int) -> int | None:
         """After the marker: a list of calls, one call, or the name of one."""
         if (end := self._skip_space(text, pos)) > pos:
             return end
@@ -52,18 +52,10 @@ class MistralParser(CallMachine):
         if text[pos] == "[":
             self._is_in_list = True
             self._keep("[")
-            self._state = self._read_item
+            self._state = self._read_begin
             return pos + 1
         self._head = ""
         self._state = self._read_head
-        return pos
-
-    def _read_item(self, text: str, pos: int) -> int | None:
-        if (end := self._skip_space(text, pos)) > pos:
-            return end
-        if text[pos] == "{":
-            return self._begin_object(pos)
-        self._reject()
         return pos
 
     def _read_next_item(self, text: str, pos: int) -> int | None:
@@ -71,7 +63,7 @@ class MistralParser(CallMachine):
             return end
         if text[pos] == ",":
             self._keep(",")
-            self._state = self._read_item
+            self._state = self._read_begin
         elif text[pos] == "]":
             self._gap.clear()
             self._is_in_list = False

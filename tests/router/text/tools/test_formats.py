@@ -10,9 +10,10 @@ from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler, unpack_mask
 from bakehouse_replica.vocabulary import Vocabulary
 from bakehouse_router.calls import ToolUse
+from bakehouse_router.settings import ToolFormatName
 from bakehouse_router.text.messages import Tool
 from bakehouse_router.text.stream import TextStream
-from bakehouse_router.text.tools.formats import ToolFormatName, choose_tool_format
+from bakehouse_router.text.tools.formats import choose_tool_format
 from bakehouse_router.text.tools.hermes import HermesFormat
 from bakehouse_router.text.tools.llama3 import Llama3Format
 from bakehouse_router.text.tools.mistral import MistralFormat
