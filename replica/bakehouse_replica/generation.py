@@ -37,6 +37,8 @@ def generation_defaults(files: ModelFiles) -> GenerationDefaults:
         return GenerationDefaults(
             eos_token_ids=tuple(sorted({token for token in end_ids if token is not None})),
             bos_token_id=metadata.integer("tokenizer.ggml.bos_token_id"),
+            temperature=files.sampling.temperature,
+            top_p=files.sampling.top_p,
         )
     config = _read_object(files.path / "config.json")
     generation_path = files.path / "generation_config.json"
@@ -45,10 +47,10 @@ def generation_defaults(files: ModelFiles) -> GenerationDefaults:
     return GenerationDefaults(
         eos_token_ids=tuple(sorted({*_ids(config, "eos_token_id"), *_ids(generation, "eos_token_id")})),
         bos_token_id=next(iter((*_ids(generation, "bos_token_id"), *_ids(config, "bos_token_id"))), None),
-        temperature=_number(generation, "temperature") if is_sampled else None,
+        temperature=_number(generation, "temperature") if is_sampled else files.sampling.temperature,
         # transformers writes 0 for "the whole vocabulary"
         top_k=(int(_number(generation, "top_k") or 0) or None) if is_sampled else None,
-        top_p=_number(generation, "top_p") if is_sampled else None,
+        top_p=_number(generation, "top_p") if is_sampled else files.sampling.top_p,
         min_p=_number(generation, "min_p") if is_sampled else None,
         repetition_penalty=_number(generation, "repetition_penalty"),
     )

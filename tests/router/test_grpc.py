@@ -227,6 +227,12 @@ async def test_text_and_ids_are_continued(text: ModelText, given: dict[str, obje
     assert len({reply.id for reply in messages}) == 1
 
 
+async def test_a_model_that_is_not_named_is_the_one_that_is_served(text: ModelText) -> None:
+    async with grpc_served(text, ScriptedDispatcher(["Hi"])) as stub:
+        assert joined(await replies(stub, pb.GenerateRequest(text="x"))) == "Hi"
+        assert (await stub.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
+
+
 async def test_a_chat_is_answered(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher(["Hello"])
     async with grpc_served(text, dispatcher) as stub:

@@ -64,6 +64,10 @@ _TABLE: tuple[tuple[type[BakehouseError], int, str, str, str | None], ...] = (
     (Unavailable, 503, "UNAVAILABLE", SERVER_ERROR, "unavailable"),
 )
 
+_HTTP_ADVICE = {
+    404: "there is no such route here; /openapi.json lists all, and OpenAI's begin with /v1",
+    405: "this route takes other methods; see the header allow, or /openapi.json",
+}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -91,7 +95,7 @@ def problem_of(error: Exception, request_id: str) -> Problem:
         return Problem(
             status=error.status_code,
             grpc_status="INVALID_ARGUMENT",
-            message=error.detail or HTTPStatus(error.status_code).phrase,
+            message=_HTTP_ADVICE.get(error.status_code) or error.detail or HTTPStatus(error.status_code).phrase,
             type=INVALID_REQUEST,
             code=_HTTP_CODES.get(error.status_code),
         )

@@ -68,6 +68,7 @@ class InferenceService:
         try:
             origin = self._admit(request, call)
             kind, fields = generate_fields(request)
+            fields = {"model": self._gateway.model_name, **fields}
             deltas = stream_deltas(self._gateway, kind, fields, request_id=call.request_id, origin=origin)
             async with aclosing(deltas):
                 async for delta in deltas:

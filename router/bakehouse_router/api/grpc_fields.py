@@ -35,7 +35,7 @@ def generate_fields(request: GenerateRequest) -> tuple[Kind, Fields]:
 
     `logprobs` is what completions call it; of a chat it becomes `logprobs` and `top_logprobs`.
     """
-    fields: Fields = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+    fields: Fields = _model(request.model) | {"stream": True, "stream_options": {"include_usage": True}}
     fields |= _given(request, _SCALARS) | _json_given(request, _JSON)
     fields |= {name: list(values) for name in _LISTS if (values := getattr(request, name))}
     if request.logit_bias:
@@ -58,7 +58,7 @@ def generate_fields(request: GenerateRequest) -> tuple[Kind, Fields]:
 
 def tokenize_fields(request: TokenizeRequest) -> tuple[Kind, Fields]:
     """The body of `/tokenize` that asks for the same."""
-    fields = {"model": request.model} | _given(request, ("add_special_tokens", "return_token_strs"))
+    fields = _model(request.model) | _given(request, ("add_special_tokens", "return_token_strs"))
     match request.WhichOneof("input"):
         case "text":
             return "completion", fields | {"prompt": request.text}
@@ -69,7 +69,12 @@ def tokenize_fields(request: TokenizeRequest) -> tuple[Kind, Fields]:
 
 def detokenize_fields(request: DetokenizeRequest) -> Fields:
     """The body of `/detokenize` that asks for the same."""
-    return {"model": request.model, "tokens": list(request.token_ids)}
+    return _model(request.model) | {"tokens": list(request.token_ids)}
+
+
+def _model(name: str) -> Fields:
+    """Left out where it is not set: then it is the one that is served."""
+    return {"model": name} if name else {}
 
 
 def _given(message: Message, names: Iterable[str]) -> Fields:

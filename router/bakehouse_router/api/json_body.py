@@ -61,6 +61,8 @@ def _refuse_lone_surrogates(parsed: dict[str, object]) -> None:
 
 def parse_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`."""
+    if not body.strip():
+        raise InvalidRequest("the body is empty; it must be a JSON object")
     n_brackets = body.count(b"[") + body.count(b"{")
     if n_brackets > MAX_BRACKETS:
         raise RequestTooLarge(f"the body has {n_brackets} opening brackets; the limit is {MAX_BRACKETS}")

@@ -16,6 +16,8 @@ _N_CHARS_SHOWN = 60
 _N_PARAM_CHARS = 200
 # Each error of a body costs about 1 kB once it is told; one with more is none that anyone wrote by hand.
 _MAX_ERRORS_TOLD = 1000
+# In JSON's words instead of pydantic's.
+_PLAIN_TYPES = {"model_type": "an object", "dict_type": "an object", "list_type": "a list"}
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -51,8 +53,10 @@ def _complaint(error: ErrorDetails) -> InvalidRequest:
         return InvalidRequest(f"{param} has too many items; there may be at most {limit}", param)
     if kind == "string_pattern_mismatch":
         message = f"Input should be a text of the pattern {error['ctx']['pattern']}"
-    if kind == "model_type":
-        message = "Input should be an object"
+    if kind == "too_short":
+        return InvalidRequest(f"{param} is empty; it must have at least {error['ctx']['min_length']} item", param)
+    if kind in _PLAIN_TYPES:
+        message = f"Input should be {_PLAIN_TYPES[kind]}"
     said = message.removeprefix("Input should be ")
     right = message if said == message else f"it must be {said}"
     return InvalidRequest(f"{param} is {_shown(error['input'])}; {right}", param)

@@ -77,7 +77,7 @@ BODIES: list[tuple[str, Fields, int, str | None, str]] = [
     # messages
     (CHAT, _without("messages", _chat()), 400, "messages", "required"),
     (CHAT, _chat(messages=[]), 400, "messages", "at least 1 item"),
-    (CHAT, _chat(messages="hi"), 400, "messages", "must be a valid list"),
+    (CHAT, _chat(messages="hi"), 400, "messages", "must be a list"),
     (CHAT, _chat(messages=["hi"]), 400, "messages[0]", "messages[0]"),
     (CHAT, _message(role="wizard"), 400, "messages[0].role", "'wizard'"),
     (CHAT, _message(role="tool"), 400, "messages[0].tool_call_id", "given where the role is tool"),
@@ -120,12 +120,12 @@ BODIES: list[tuple[str, Fields, int, str | None, str]] = [
         "continue_final_message",
         "both true",
     ),
-    (CHAT, _chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", "valid dictionary"),
+    (CHAT, _chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", "must be an object"),
     (CHAT, _chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs.messages", "by the server"),
     (CHAT, _chat(chat_template_kwargs={"bos_token": ""}), 400, "chat_template_kwargs.bos_token", "by the server"),
     (CHAT, _chat(chat_template_kwargs={"thinks": True}), 400, "chat_template_kwargs.thinks", "no effect"),
     # tools
-    (CHAT, _chat(tools={}), 400, "tools", "valid list"),
+    (CHAT, _chat(tools={}), 400, "tools", "must be a list"),
     (CHAT, _chat(tools=[{"type": "web_search"}]), 400, "tools[0].type", "'function'"),
     (CHAT, _chat(tools=[{"type": "function"}]), 400, "tools[0].function", "required"),
     (CHAT, _tools("a b"), 400, "tools[0].function.name", "pattern"),
@@ -203,8 +203,8 @@ BODIES: list[tuple[str, Fields, int, str | None, str]] = [
     (CHAT, _chat(bad_words=["x" * 257]), 400, "bad_words", "the limit is 256"),
     (CHAT, _chat(bad_words=list("abcde")), 400, "bad_words", "the limit is 4"),
     # formats
-    (CHAT, _chat(response_format="json_object"), 400, "response_format", "valid dictionary"),
-    (CHAT, _chat(structured_outputs=[]), 400, "structured_outputs", "valid dictionary"),
+    (CHAT, _chat(response_format="json_object"), 400, "response_format", "must be an object"),
+    (CHAT, _chat(structured_outputs=[]), 400, "structured_outputs", "must be an object"),
     (CHAT, _chat(response_format={"type": "yaml"}), 400, "response_format.type", "'json_schema'"),
     (CHAT, _chat(structured_outputs={"x": 1}), 400, "structured_outputs.x", "unknown field"),
     # ranges

@@ -51,7 +51,7 @@ CHAT_INPUT, COMPLETION_INPUT = b'"messages": [{"role": "user", "content": "a"}]'
 
 # content, status, param, part of the message
 RAW: list[tuple[bytes, int, str | None, str]] = [
-    (b"", 400, None, "not valid JSON"),
+    (b"", 400, None, "the body is empty"),
     (b"{", 400, None, "not valid JSON"),
     (b'{"model": "tiny",}', 400, None, "not valid JSON"),
     (b"[]", 400, None, "must be an object"),

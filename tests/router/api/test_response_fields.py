@@ -134,7 +134,7 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "no built-in tools here"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", "required"),
     ({"tools": [_tool(name="a b")]}, "tools[0].name", "pattern"),
-    ({"tools": [_tool(parameters=[])]}, "tools[0].parameters", "dictionary"),
+    ({"tools": [_tool(parameters=[])]}, "tools[0].parameters", "must be an object"),
     ({"tools": [_tool(parameters={"type": "array"})]}, "tools[0].parameters", "'array'"),
     ({"tools": [_tool(parameters=DEEP)]}, "tools[0].parameters", "the limit is 8"),
     ({"tools": [_tool(), _tool()]}, "tools", "names must differ"),
