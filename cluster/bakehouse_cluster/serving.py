@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import time
 import urllib.error
@@ -150,7 +151,7 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     if server.grpc_port is not None:
         stages.note(f"  gRPC       {url.removeprefix('http://').rpartition(':')[0]}:{server.grpc_port}")
     stages.note(f"  dashboard  {ray.dashboard_address} (token: {ray.token_path})")
-    stages.note(f"  Ray        {ray.address} (the same token)")
+    stages.note(f"  Python     {_environment(ray)} python your_program.py")
     stages.note(f"  logs       {ray.log_folder}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
@@ -160,6 +161,12 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     if not is_loopback(server.host) and config.gateway.keys is None:
         stages.note(f"  WARNING    {server.host} can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
+
+
+def _environment(ray: LocalRay) -> str:
+    """What a shell says before a program that joins this Ray."""
+    token_path = shlex.quote(str(ray.token_path))
+    return f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_path} RAY_ADDRESS={ray.address}"
 
 
 def _url(config: Config) -> str:

@@ -11,14 +11,19 @@ and `for` are for programs without an event loop, `await` and `async for` for th
 """
 
 import logging
-import socket
+import os
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
+import grpc
 import ray
 from bakehouse_replica.core.errors import InvalidRequest, Unavailable
 from ray import serve
-from ray._private import ray_constants
+from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.gcs_utils import create_gcs_channel
+from ray.core.generated.gcs_service_pb2 import GetAllNodeInfoRequest  # type: ignore[attr-defined]
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
@@ -27,7 +32,7 @@ from bakehouse_router.handle_calls import Pending, Stream
 from bakehouse_router.handle_messages import Delta, ModelEntry, Tokenized
 
 REACH_TIMEOUT_S = 10.0
-LOOPBACKS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACKS = frozenset({"127.0.0.1", "::1"})
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -111,30 +116,77 @@ def connect(address: str = "auto", *, app_name: str = "bakehouse") -> Client:
 
         client = bakehouse.connect()  # in a Ray task or actor, or on a machine of the cluster
 
-    `auto` finds the Ray of this machine, or RAY_ADDRESS; otherwise `host:port` of its GCS. A process that is
-    connected to a Ray already stays so, whatever the address. The process needs this package and the cluster's
+    `auto` is what RAY_ADDRESS says, else the Ray of this machine; otherwise `host:port` of its GCS. A process that
+    is connected to a Ray already stays so, whatever the address. The process needs this package and the cluster's
     version of Ray and Python, and the cluster's token where it asks for one (RAY_AUTH_MODE=token with
-    RAY_AUTH_TOKEN_PATH). Raises `Unavailable` where no Ray answers or the application does not run in it.
+    RAY_AUTH_TOKEN_PATH). Raises `Unavailable` where no Ray answers, within about `REACH_TIMEOUT_S`, or the
+    application does not run in it.
     """
     if not ray.is_initialized():
         _join(address)
     try:
         return Client(serve.get_app_handle(app_name))
-    except RayServeException as error:
+    except (RayServeException, RayError) as error:
         raise Unavailable(f"the application {app_name!r} does not run in this Ray: {error}") from error
 
 
 def _join(address: str) -> None:
-    host, _, port = address.rpartition(":")
+    place, origin = (address, "") if address != "auto" else _found()
     try:
-        if port.isdecimal():  # Ray itself would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
-        if host in LOOPBACKS:
-            # Else Ray replaces it by this machine's address, where a Ray that listens on loopback is not.
+        if _node_address(place) in LOOPBACKS:
+            # Else Ray takes this machine's address for 127.0.0.1, where a Ray that listens on loopback is not.
             vars(ray_constants)["ENABLE_RAY_CLUSTER"] = False
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=place, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise Unavailable(f"no Ray can be reached at {address!r}: {error}") from error
+        reason = " ".join(str(error).split())  # some of Ray's have several lines
+        raise Unavailable(f"no Ray can be reached at {place!r}{origin}: {reason}") from error
+
+
+def _found() -> tuple[str, str]:
+    """The address that `auto` means, and who says so."""
+    if named := os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
+        return named, " (RAY_ADDRESS)"
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    try:
+        address = services.get_ray_address_from_environment("auto", None)
+    except ConnectionError as error:
+        raise Unavailable("RAY_ADDRESS is not set, and no Ray runs on this machine") from error
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as `ray.init` does for `auto`
+    return address, " (found on this machine)"
+
+
+def _node_address(address: str) -> str:
+    """Where the node on this machine of the Ray at `address` listens.
+
+    Raises within `REACH_TIMEOUT_S` where nobody answers or no such node is; `ray.init` would try for minutes.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError("it is not host:port of a GCS")
+    try:
+        with create_gcs_channel(address) as channel:
+            gcs = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
+            nodes = gcs.GetAllNodeInfo(GetAllNodeInfoRequest(), timeout=REACH_TIMEOUT_S).node_info_list
+    except grpc.RpcError as error:
+        raise ConnectionError(_reason(error)) from error
+    ids_here: set[str] = services.find_node_ids()  # type: ignore[no-untyped-call]
+    for node in nodes:
+        if node.node_id.hex() in ids_here:
+            return str(node.node_manager_address)
+    raise ConnectionError("none of its nodes runs on this machine, as programs inside a Ray need")
+
+
+def _reason(error: grpc.RpcError) -> str:
+    assert isinstance(error, grpc.Call), "every error of a call is one"
+    match error.code():
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return (
+                "it asks for its token, which this process does not give: "
+                "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
+            )
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"nothing answered within {REACH_TIMEOUT_S:.0f} s"
+    return error.details() or error.code().name
 
 
 def _plain(prompt: Prompt | Sequence[Prompt]) -> object:

@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import bakehouse
 import connected
+import grpc
 import httpx
 import psutil
 import pytest
@@ -28,6 +33,8 @@ SCRIPT = {
     "max_model_len": 4096,
 }
 FREE_TIMEOUT_S = 5.0
+REFUSAL_TIMEOUT_S = 5.0  # of an address that says at once that it is wrong
+UNREACHED_TIMEOUT_S = 20.0
 
 Seen = dict[str, object]
 
@@ -49,16 +56,21 @@ def told(server: Server, pattern: str) -> str:
     return found[1]
 
 
+def announced_environment(server: Server) -> dict[str, str]:
+    """What the server says is to be put before a program."""
+    return dict(word.split("=", 1) for word in shlex.split(told(server, r"Python +(.+) python your_program\.py")))
+
+
 @pytest.fixture(scope="module")
 def seen(server: Server) -> Iterator[dict[str, Seen]]:
     """What the other program has seen; it lives on meanwhile."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": told(server, r"token: ([^)]+)\)")}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     program = subprocess.Popen(
-        [sys.executable, connected.__file__, told(server, r"Ray +(\S+) \(")],
+        [sys.executable, connected.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | token,
+        env=plain | announced_environment(server),
     )
     assert program.stdin is not None
     assert program.stdout is not None
@@ -140,9 +152,55 @@ def test_an_application_that_does_not_run_is_told(seen: dict[str, Seen]) -> None
     assert "bakery" in str(message)
 
 
-def test_an_address_where_nobody_answers_is_told_at_once() -> None:
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1'"):
-        bakehouse.connect("127.0.0.1:1")
+def refusal(address: str, within_s: float) -> str:
+    """Why `address` cannot be connected to, told in one line and in time."""
+    started_s = time.monotonic()
+    with pytest.raises(Unavailable) as refused:
+        bakehouse.connect(address)
+    assert time.monotonic() - started_s < within_s
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "http://127.0.0.1:8265", "local", "10.0.0.5"])
+def test_a_wrong_address_is_told_at_once(address: str) -> None:
+    assert refusal(address, REFUSAL_TIMEOUT_S).startswith(f"no Ray can be reached at {address!r}: ")
+
+
+def test_a_wrong_address_in_the_environment_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "at '127.0.0.1:1' (RAY_ADDRESS): " in refusal("auto", REFUSAL_TIMEOUT_S)
+
+
+def test_the_port_of_http_is_refused_at_once(server: Server) -> None:
+    assert "HTTP/2" in refusal(server.url.removeprefix("http://"), REFUSAL_TIMEOUT_S)
+
+
+def test_without_a_token_is_told_what_to_set(server: Server) -> None:
+    message = refusal(announced_environment(server)["RAY_ADDRESS"], REFUSAL_TIMEOUT_S)
+    assert "RAY_AUTH_MODE=token" in message
+    assert "RAY_AUTH_TOKEN_PATH" in message
+
+
+def test_a_port_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        message = refusal(f"127.0.0.1:{silent.getsockname()[1]}", UNREACHED_TIMEOUT_S)
+    assert message.endswith("nothing answered within 10 s")
+
+
+def test_a_ray_of_other_machines_is_refused_at_once() -> None:
+    service = "ray.rpc.NodeInfoGcsService"
+    no_nodes: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda *_call: b"")
+    elsewhere = grpc.server(ThreadPoolExecutor(1))
+    elsewhere.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {"GetAllNodeInfo": no_nodes}),)
+    )
+    port = elsewhere.add_insecure_port("127.0.0.1:0")
+    elsewhere.start()
+    try:
+        assert "none of its nodes runs on this machine" in refusal(f"127.0.0.1:{port}", REFUSAL_TIMEOUT_S)
+    finally:
+        elsewhere.stop(None).wait()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A program inside a Ray cluster: uses `bakehouse.connect` in every way and prints what it saw, as JSON.
 
-Its argument is the address of the Ray; the model is that of `tests/e2e/test_connect.py`.
+Its environment says which Ray; the model is that of `tests/e2e/test_connect.py`.
 """
 
 import asyncio
@@ -110,8 +110,8 @@ def in_a_task() -> str:
     return bakehouse.connect().generate("greet", max_tokens=2).result().text
 
 
-def main(address: str) -> None:
-    client = bakehouse.connect(address)
+def main() -> None:
+    client = bakehouse.connect()
     seen = {
         "whole": whole(client),
         "streamed": streamed(client),
@@ -127,4 +127,4 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
