@@ -79,6 +79,8 @@ class LLM:
         `params` None takes the model's own defaults; `max_tokens` None goes on to the end of the context; a seed
         of None draws a new one for each prompt. All prompts run in one batch that requests board and leave
         between steps. Raises `InvalidRequest`, before anything runs, where a prompt or parameter is wrong.
+
+            outputs = llm.generate(["One, two,", [504, 3575]], SamplingParams(n=2, max_tokens=16), stop="\\n")
         """
         options = self._options(params, stop)
         name = self._model.gateway.model_name
