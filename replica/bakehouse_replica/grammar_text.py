@@ -27,7 +27,7 @@ _MAX_EXACT_EXPONENT = 22
 _MAX_INTEGER = 2**63 - 1  # it generates none beyond, so that a larger maximum holds
 _EXACT_KEYWORDS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
-_OPTIONS_KEY = "x-guidance"  # llguidance's own options inside a schema
+OPTIONS_KEY = "x-guidance"  # llguidance's own options inside a schema
 # One space or newline, nothing or all of it, wherever JSON allows white space: a model can write `{"a": 1}` and
 # one item a line, and cannot go on with spaces for ever.
 _WHITESPACE = "[ \n]?"
@@ -74,7 +74,7 @@ def read_lark(text: str) -> LarkGrammar:
         if part["schema"] is not None:
             schema, end = _decode(text, end)
             check_schema(schema)
-            options = schema.get(_OPTIONS_KEY)
+            options = schema.get(OPTIONS_KEY)
             kept.append(json.dumps(schema if options else {**schema, **_bounded_whitespace()}))
     kept.append(text[end:])
     bare.append(text[end:])
@@ -86,8 +86,8 @@ def read_schema(text: str) -> str:
     schema, end = _decode(text, 0)
     if text[end:].strip():
         raise InvalidRequest("the JSON schema is followed by something else")
-    if _OPTIONS_KEY in schema:
-        raise InvalidRequest(f"the JSON schema has {_OPTIONS_KEY!r}; it must have keywords of JSON schema only")
+    if OPTIONS_KEY in schema:
+        raise InvalidRequest(f"the JSON schema has {OPTIONS_KEY!r}; it must have keywords of JSON schema only")
     check_schema(schema)
     return f"start: %json {json.dumps({**schema, **_bounded_whitespace()})}"
 
@@ -188,7 +188,7 @@ def _refuse_constant(name: str) -> object:
 
 
 def _bounded_whitespace() -> dict[str, object]:
-    return {_OPTIONS_KEY: {"whitespace_pattern": _WHITESPACE}}
+    return {OPTIONS_KEY: {"whitespace_pattern": _WHITESPACE}}
 
 
 def _with_specials(text: str, bare: str) -> LarkGrammar:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.sampling import MAX_BIAS
+from bakehouse_replica.grammar_text import OPTIONS_KEY
 
-from bakehouse_router.calls import Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
+from bakehouse_router.calls import MAX_TIMEOUT_S, Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.structured import schema_text
 from bakehouse_router.text.messages import Tool
 
 _MAX_LABEL_CHARS = 256
 _PRIORITY_LIMIT = 2**31
-_MAX_TIMEOUT_S = 86_400.0
 
 
 def check_bounds(call: Call, settings: GatewaySettings) -> None:
@@ -67,9 +67,9 @@ def _check_numbers(options: GenerationOptions, settings: GatewaySettings) -> Non
         value = getattr(options, name)
         if value is not None:
             _check_between(value, 0, settings.max_logprobs, name)
-    if options.timeout_s is not None and not 0 < options.timeout_s <= _MAX_TIMEOUT_S:
+    if options.timeout_s is not None and not 0 < options.timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequest(
-            f"timeout_s is {options.timeout_s}; it must be above 0 and at most {_MAX_TIMEOUT_S:g}", "timeout_s"
+            f"timeout_s is {options.timeout_s}; it must be above 0 and at most {MAX_TIMEOUT_S:g}", "timeout_s"
         )
     if not -_PRIORITY_LIMIT <= options.priority < _PRIORITY_LIMIT:
         raise InvalidRequest(f"priority is {options.priority}; it must be a signed 32-bit integer", "priority")
@@ -135,6 +135,8 @@ def _check_tools(call: ChatCall, tool_use: ToolUse, settings: GatewaySettings) -
 
 def _check_parameters(tool: Tool, param: str, settings: GatewaySettings) -> None:
     schema_text(tool.parameters, param, settings)
+    if OPTIONS_KEY in tool.parameters:
+        raise InvalidRequest(f"{param} has {OPTIONS_KEY!r}, which is set here", f"{param}.{OPTIONS_KEY}")
     kind = tool.parameters.get("type", "object")
     if kind != "object":
         raise InvalidRequest(f"{param} has the type {kind!r}; arguments are always an 'object'"[:300], param)

@@ -8,6 +8,8 @@ from bakehouse_replica.core.sampling import Grammar
 
 from bakehouse_router.text.messages import ChatMessage, Tool
 
+MAX_TIMEOUT_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:

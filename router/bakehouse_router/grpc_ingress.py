@@ -21,7 +21,7 @@ from typing import NoReturn, Protocol, cast
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from bakehouse_router.api.fields import MAX_TIMEOUT_S
+from bakehouse_router.calls import MAX_TIMEOUT_S
 from bakehouse_router.proto.inference_pb2 import GenerateRequest
 from bakehouse_router.proto.inference_pb2_grpc import add_InferenceServicer_to_server
 

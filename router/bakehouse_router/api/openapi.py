@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic.json_schema import models_json_schema
 
-from bakehouse_router.api.fields import MAX_TIMEOUT_S, Strict
+from bakehouse_router.api.fields import Strict
 from bakehouse_router.api.reading import TIMEOUT_HEADER
 from bakehouse_router.api.reply_schemas import REPLY_SCHEMAS
 from bakehouse_router.api.responses.body import ResponseBody
@@ -22,6 +22,7 @@ from bakehouse_router.api.schema import (
     TokenizeTextBody,
 )
 from bakehouse_router.api.token_json import Json
+from bakehouse_router.calls import MAX_TIMEOUT_S
 
 _REF = "#/components/schemas/{model}"
 

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bakehouse_router.api.bodies import Origin
-from bakehouse_router.api.fields import MAX_TIMEOUT_S
 from bakehouse_router.api.json_body import parse_object, read_body
 from bakehouse_router.api.parse import Body, parse_body, parse_tolerantly
+from bakehouse_router.calls import MAX_TIMEOUT_S
 from bakehouse_router.settings import GatewaySettings
 
 TIMEOUT_HEADER = "x-bakehouse-timeout-seconds"

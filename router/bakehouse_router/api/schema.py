@@ -11,7 +11,6 @@ from pydantic import Field
 from bakehouse_router.api.conversation import ChatMessageBody, ToolBody, ToolChoiceField
 from bakehouse_router.api.fields import (
     MAX_MESSAGES,
-    MAX_TIMEOUT_S,
     BadWords,
     Count,
     JsonObject,
@@ -25,6 +24,7 @@ from bakehouse_router.api.fields import (
     Strict,
     TokenIds,
 )
+from bakehouse_router.calls import MAX_TIMEOUT_S
 
 
 class StreamOptions(Strict):

@@ -136,6 +136,7 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"tools": [_tool(name="a b")]}, "tools[0].name", "pattern"),
     ({"tools": [_tool(parameters=[])]}, "tools[0].parameters", "must be an object"),
     ({"tools": [_tool(parameters={"type": "array"})]}, "tools[0].parameters", "'array'"),
+    ({"tools": [_tool(parameters={"x-guidance": {}})]}, "tools[0].parameters.x-guidance", "set here"),
     ({"tools": [_tool(parameters=DEEP)]}, "tools[0].parameters", "the limit is 8"),
     ({"tools": [_tool(), _tool()]}, "tools", "names must differ"),
     ({"tools": [_tool(name=name) for name in "abc"]}, "tools", "the limit is 2"),
