@@ -98,9 +98,11 @@ class BlockPool:
         parent: int | None = None
         for index, block_hash in enumerate(block_hashes):
             block_id = self._index.get(block_hash)
-            begin = index * self.block_size
-            wanted = _Registration(block_hash, parent, tuple(token_ids[begin : begin + self.block_size]))
-            if block_id is None or self._registrations[block_id] != wanted:
+            if block_id is None:
+                break
+            begin, found = index * self.block_size, self._registrations[block_id]
+            wanted_ids = tuple(token_ids[begin : begin + self.block_size])
+            if found.parent != parent or found.token_ids != wanted_ids:
                 break
             matched.append(block_id)
             parent = block_id

@@ -16,8 +16,9 @@ class Flight:
 
     def check(self, result: StepResult) -> None:
         """Asserts that the result has what the plan asks for, and nothing else, in the plan's order."""
-        samples = [(chunk.sequence_id, chunk.sample) for chunk in self.plan.chunks if chunk.sample is not None]
-        scores = [(chunk.sequence_id, chunk.score) for chunk in self.plan.chunks if chunk.score is not None]
+        chunks = self.plan.chunks
+        samples = [(chunk.sequence_id, sample) for chunk in chunks if (sample := chunk.sample) is not None]
+        scores = [(chunk.sequence_id, score) for chunk in chunks if (score := chunk.score) is not None]
         wanted = [(sequence_id, len(sample.seeds)) for sequence_id, sample in samples]
         found = [(sampled.sequence_id, len(sampled.draws)) for sampled in result.sampled]
         assert (result.step, found) == (self.plan.step, wanted), (
@@ -31,11 +32,10 @@ class Flight:
         for (sequence_id, sample), sampled in zip(samples, result.sampled, strict=True):
             n_each = 0 if sample.params.logprobs is None else 1
             for draw in sampled.draws:
-                n_tokens = len(draw.token_ids)
-                has_cause = n_tokens or draw.is_complete or draw.failure is not None
-                assert has_cause, (
+                token_ids = draw.token_ids
+                assert token_ids or draw.is_complete or draw.failure is not None, (
                     f"sequence {sequence_id} got {draw}, which is not whole: it neither goes on nor ends"
                 )
-                assert len(draw.logprobs) == n_tokens * n_each, (
+                assert len(draw.logprobs) == len(token_ids) * n_each, (
                     f"sequence {sequence_id} got {draw}, which is not whole: {n_each} log-probability each"
                 )

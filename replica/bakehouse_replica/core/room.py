@@ -23,7 +23,10 @@ def n_blocks_needed(grants: Mapping[Sequence, int], pool: BlockPool) -> int:
     n_new = 0
     n_writers: Counter[int] = Counter()
     for sequence, n_tokens in grants.items():
-        table, n_computed = sequence.block_table, sequence.n_computed
+        n_computed = sequence.n_computed
+        if n_computed + n_tokens <= sequence.n_writable:
+            continue
+        table = sequence.block_table
         n_new += pool.n_blocks_for(n_computed + n_tokens) - len(table)
         tail = n_computed // pool.block_size
         if tail < len(table) and pool.n_holders(table[tail]) > 1:
@@ -50,11 +53,11 @@ class Room:
         """The room beside `staying`, were `leaving` preempted; together they are all sequences that run."""
         n_let_go = Counter(block_id for sequence in leaving for block_id in sequence.block_table)
         n_freed = sum(pool.n_holders(block_id) == n_tables for block_id, n_tables in n_let_go.items())
-        n_claimed, n_slots_used = 0, 0
+        n_claimed, n_slots_used, size = 0, 0, pool.block_size
         for sequence in staying:
-            n_extra = sequence.n_slots - 1
-            n_claimed += pool.n_blocks_for(len(sequence.tokens)) - len(sequence.block_table) + n_extra
-            n_slots_used += 1 + n_extra
+            n_slots_used += len(sequence.seeds)
+            n_claimed += -(-len(sequence.tokens) // size) - len(sequence.block_table)
+        n_claimed += n_slots_used - len(staying)
         return cls(
             slots_left=n_slots - n_slots_used,
             blocks_left=pool.n_available + n_freed - n_claimed,

@@ -5,7 +5,8 @@ exactly their tables. A sequence is in the queue that its status names, and in i
 """
 
 from bisect import bisect_left, insort
-from itertools import count
+from collections.abc import Container
+from itertools import count, takewhile
 
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.sequence import Call, Sequence, Status
@@ -37,11 +38,19 @@ class Roster:
 
     def match(self, sequence: Sequence) -> list[int]:
         """The registered blocks it could start from; what yields logits that it needs is left to compute."""
-        call = sequence.call
-        n_known = call.n_scored if call.owes_scores else len(sequence.tokens) - 1
-        n_blocks = n_known // self._pool.block_size
+        n_blocks = self._n_matchable(sequence)
         self._hash(sequence, n_blocks)
         return self._pool.match(sequence.block_hashes[:n_blocks], sequence.tokens)
+
+    def coming(self, sequence: Sequence, n_tokens: int) -> list[bytes]:
+        """The hashes of the blocks that others will find once its next `n_tokens` are computed."""
+        n_full = (sequence.n_computed + n_tokens) // self._pool.block_size
+        return sequence.block_hashes[sequence.n_registered : n_full] if sequence.is_registrable else []
+
+    def n_coming(self, sequence: Sequence, n_hits: int, coming: Container[bytes]) -> int:
+        """How many blocks the sequence will find beyond its `n_hits` once those of `coming` are computed."""
+        wanted = sequence.block_hashes[n_hits : self._n_matchable(sequence)]
+        return sum(1 for _ in takewhile(coming.__contains__, wanted))
 
     def start(self, sequence: Sequence, hits: list[int]) -> None:
         """Runs a waiting sequence, from the registered blocks `hits` on."""
@@ -59,20 +68,23 @@ class Roster:
     def grow(self, sequence: Sequence, n_tokens: int) -> list[BlockCopy]:
         """Makes room to write its next `n_tokens`; returns the copy that this needs, if any.
 
-        Takes from the pool what `room.n_blocks_needed` counts.
+        Takes from the pool what `room.n_blocks_needed` counts. Blocks that were made writable stay so until a
+        fork, since others share registered blocks only.
         """
+        if sequence.n_computed + n_tokens <= sequence.n_writable:
+            return []
         table, tail = sequence.block_table, sequence.n_computed // self._pool.block_size
         copy = self._pool.writable(table, tail) if tail < len(table) else None
         n_blocks = self._pool.n_blocks_for(sequence.n_computed + n_tokens)
         table.extend(self._pool.allocate() for _ in range(n_blocks - len(table)))
+        sequence.block_ids = tuple(table)
+        sequence.n_writable = n_blocks * self._pool.block_size
         return [] if copy is None else [copy]
 
     def register(self, sequence: Sequence) -> None:
         """Lets others find the blocks that it has computed in full since the last time."""
         size = self._pool.block_size
         n_full = sequence.n_computed // size
-        if sequence.n_registered == n_full:
-            return
         self._hash(sequence, n_full)
         while sequence.is_registrable and sequence.n_registered < n_full:
             index = sequence.n_registered
@@ -82,12 +94,12 @@ class Roster:
             )
             sequence.is_registrable = self._pool.register(sequence.block_table, index, block_hash, token_ids)
             sequence.n_registered += sequence.is_registrable
+        sequence.block_ids = tuple(sequence.block_table)  # a twin may have taken a block's place
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """All choices of an unforked call, the first one being `sequence`; they share all its blocks."""
         choices = [sequence]
-        if len(sequence.seeds) == 1:
-            return choices
+        sequence.n_writable = sequence.n_computed  # the partly filled tail is shared from here on
         for choice in range(1, sequence.n_slots):
             child = sequence.forked(choice, next(self._sequence_ids))
             self._pool.share(child.block_table)
@@ -131,7 +143,22 @@ class Roster:
                 f"sequence {sequence.sequence_id} has computed {sequence.n_computed} tokens, "
                 f"but {sequence.call.n_scored} scores"
             )
+        for sequence in self.running:
+            self._check_table(sequence)
         self._pool.check([sequence.block_table for sequence in self.running])
+
+    def _check_table(self, sequence: Sequence) -> None:
+        table, size = sequence.block_table, self._pool.block_size
+        assert sequence.block_ids == tuple(table), f"sequence {sequence.sequence_id} sends an old block table"
+        if sequence.n_writable > sequence.n_computed:
+            assert sequence.n_writable == len(table) * size, f"{sequence.sequence_id} would write past its table"
+            for block_id in table[sequence.n_computed // size :]:
+                assert self._pool.n_holders(block_id) == 1, f"block {block_id} is shared and would be overwritten"
+
+    def _n_matchable(self, sequence: Sequence) -> int:
+        call = sequence.call
+        n_known = call.n_scored if call.owes_scores else len(sequence.tokens) - 1
+        return n_known // self._pool.block_size
 
     def _hash(self, sequence: Sequence, n_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self._pool.block_size
@@ -142,8 +169,8 @@ class Roster:
     def _let_go(self, sequence: Sequence) -> None:
         self._dequeue(sequence)
         self._pool.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.n_computed = sequence.n_registered = 0
+        sequence.block_table, sequence.block_ids = [], ()
+        sequence.n_computed = sequence.n_writable = sequence.n_registered = 0
         sequence.is_registrable = True
 
     def _dequeue(self, sequence: Sequence) -> None:

@@ -27,7 +27,8 @@ that a refused admission leaves no trace:
     grant     tokens are shared out among the running
     preempt   the last in order, until the blocks for all grants are at hand
     allocate  blocks for the grants; shared tails are copied before they are written
-    admit     newcomers in order, with what is left of tokens, slots and blocks (not in a step that preempted)
+    admit     newcomers in order, with what is left of tokens, slots and blocks (not in a step that preempted);
+              one whose prefix is computed in this very step keeps its place and is admitted after it
     fill      what is still left goes to unfinished prefills
 
 All preemption comes before all allocation: no block freed in a plan is the source of one of its copies, so
@@ -69,6 +70,10 @@ from bakehouse_replica.core.types import (
 
 REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within milliseconds: far fewer are on their way
 RESIDENT_HASHES_REPORTED = 512  # 4 KiB a snapshot
+# A newcomer whose prefix is being computed waits a step for it, where that brings it at least so far as this share
+# of what it could compute in the step itself. Of 32 requests with a common prompt of 200 tokens, 16 at a time, two
+# computed it; now one does. Each wait ends with blocks found, or with the end of those who computed them.
+COMING_SHARE = 0.5
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
 
 
@@ -176,17 +181,21 @@ class Scheduler:
         self._measure(now - flight.planned_at)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
+        block_size = self._capacity.block_size
         for chunk, sequence in zip(flight.plan.chunks, flight.sequences, strict=True):
             scores = () if chunk.score is None else next(scored).logprobs
             draws = () if chunk.sample is None else next(sampled).draws
             if sequence.status is Status.ENDED:
                 continue
             sequence.n_computed += len(chunk.token_ids)
-            self._roster.register(sequence)
+            if sequence.n_computed // block_size > sequence.n_registered:
+                self._roster.register(sequence)
             if scores:
                 sequence.call.collect(scores)
-            if draws:
-                deltas += self._extend(sequence, draws)
+            if len(draws) == 1:
+                deltas.append(self._take(sequence, draws[0]))
+            elif draws:
+                deltas += map(self._take, self._roster.fork(sequence), draws)
             elif scores:
                 deltas += self._end_scored(sequence)
         return deltas
@@ -254,11 +263,11 @@ class Scheduler:
         self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.NO_ROOM, message=message))
 
     def _expire(self, now: float) -> None:
-        for call in list(self._roster.calls.values()):
-            if call.deadline is not None and call.deadline <= now:
-                message = f"the request's time limit of {call.request.timeout_s} s has passed"
-                for sequence in list(call.sequences):
-                    self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.DEADLINE, message=message))
+        calls = self._roster.calls.values()
+        for call in [call for call in calls if call.deadline is not None and call.deadline <= now]:
+            message = f"the request's time limit of {call.request.timeout_s} s has passed"
+            for sequence in list(call.sequences):
+                self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.DEADLINE, message=message))
 
     def _yield_to_urgent(self) -> None:
         """Preempts the fewest running sequences of lower priority that the first waiting one needs gone."""
@@ -297,6 +306,10 @@ class Scheduler:
         if not self._roster.waiting:
             return copies
         room = self._room(len(self._roster.running))
+        coming = set[bytes]()  # no more than the blocks of one step
+        for sequence, n_tokens in budget.grants.items():
+            if not sequence.is_decoding:
+                coming.update(self._roster.coming(sequence, n_tokens))
         for sequence in list(self._roster.waiting):
             if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
                 break
@@ -309,8 +322,14 @@ class Scheduler:
             if not room.fits(sequence, hits, self._pool):
                 break  # nobody passes it, or a large request would wait for ever behind small ones
             room.take(sequence, hits, self._pool)
+            n_own = min(len(sequence.tokens) - len(hits) * self._pool.block_size, budget.prefill_left)
+            n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
+            if n_coming >= n_own * COMING_SHARE:
+                continue  # it waits for these blocks; its place is kept
             self._roster.start(sequence, hits)
-            copies += self._roster.grow(sequence, budget.grant(sequence))
+            n_tokens = budget.grant(sequence)
+            coming.update(self._roster.coming(sequence, n_tokens))
+            copies += self._roster.grow(sequence, n_tokens)
         return copies
 
     def _fill(self, budget: StepBudget) -> list[BlockCopy]:
@@ -338,18 +357,17 @@ class Scheduler:
         running = self._roster.running
         return Room.beside(running[:n_staying], self._pool, self._n_slots, leaving=running[n_staying:])
 
-    def _extend(self, sequence: Sequence, draws: tuple[Draw, ...]) -> list[TokenDelta]:
-        """Appends what was drawn for a sequence, a draw for each of its choices, and forks it if it must."""
-        deltas: list[TokenDelta] = []
-        for choice, draw in zip(self._roster.fork(sequence), draws, strict=True):
-            kept, reason = choice.accept(draw)
-            failure = None
-            if reason is FinishReason.ERROR:
-                failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
-            deltas.append(choice.delta(kept, reason, failure))
-            if reason is not None:
-                self._forget(choice)
-        return deltas
+    def _take(self, choice: Sequence, draw: Draw) -> TokenDelta:
+        """Appends what was drawn for a choice, and forgets it where it ends with that."""
+        kept, reason = choice.accept(draw)
+        if reason is None:
+            return choice.delta(kept)
+        failure = None
+        if reason is FinishReason.ERROR:
+            failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
+        delta = choice.delta(kept, reason, failure)
+        self._forget(choice)
+        return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
         """Ends a sequence that has waited for nothing but the scores of its prompt, once it has them."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from bakehouse_replica.core.hashing import choice_seed
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.types import (
     Chunk,
     Draw,
@@ -43,6 +44,7 @@ from bakehouse_replica.core.types import (
 )
 
 _NOTHING = Draw(token_ids=())
+_new_chunk, _new_sample, _new_delta = maker_of(Chunk), maker_of(Sample), maker_of(TokenDelta)
 
 
 class Status(Enum):
@@ -114,6 +116,10 @@ class Sequence:
 
     `order` = (priority, arrival, choice): who is served first; it never changes, so a preempted sequence keeps
     its place. `block_hashes` are those of the leading full blocks of `tokens`, as far as anyone asked.
+
+    What a decode step asks of each sequence is kept, and changed only where it changes, once in a block's length:
+    `block_ids` is the table as chunks carry it, and the tokens from `n_computed` to `n_writable` have room in
+    blocks that no other table holds and nobody can find, so that they are written without asking the pool.
     """
 
     sequence_id: int
@@ -126,7 +132,9 @@ class Sequence:
     block_hashes: list[bytes]
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
+    block_ids: tuple[int, ...] = ()
     n_computed: int = 0
+    n_writable: int = 0
     n_drawn: int = 1  # tokens of the newest draw
     n_registered: int = 0  # leading blocks of the table that are findable
     is_registrable: bool = True  # False once a hash collided: what follows would have no registered parent
@@ -160,7 +168,9 @@ class Sequence:
             block_hashes=list(self.block_hashes),
             status=self.status,
             block_table=list(self.block_table),
+            block_ids=self.block_ids,
             n_computed=self.n_computed,
+            n_writable=self.n_computed,
             n_registered=self.n_registered,
             is_registrable=self.is_registrable,
         )
@@ -191,22 +201,24 @@ class Sequence:
         A stop id ends the choice wherever it stands: not drawing one before `min_tokens` is the sampler's
         promise, kept in one place.
         """
-        if self.n_output and self.tokens[-1] in self.call.stop_ids:
+        call, n_output = self.call, len(self.tokens) - self.n_prompt
+        if n_output and self.tokens[-1] in call.stop_ids:
             return FinishReason.STOP
-        if self.n_output >= self.call.n_output_limit:
+        if n_output >= call.n_output_limit:
             return FinishReason.LENGTH
         return None
 
     def accept(self, draw: Draw) -> tuple[Draw, FinishReason | None]:
         """Appends a draw up to the token that ends the choice; returns what was appended, and why it ends."""
         reason: FinishReason | None = None
-        for n_kept, token_id in enumerate(draw.token_ids, start=1):
+        token_ids = draw.token_ids
+        for n_kept, token_id in enumerate(token_ids, start=1):
             self.tokens.append(token_id)
             reason = self.finish_reason()
-            if reason is not None and n_kept < len(draw.token_ids):
-                kept = replace(draw, token_ids=draw.token_ids[:n_kept], logprobs=draw.logprobs[:n_kept])
+            if reason is not None and n_kept < len(token_ids):
+                kept = replace(draw, token_ids=token_ids[:n_kept], logprobs=draw.logprobs[:n_kept])
                 return kept, reason
-        self.n_drawn = len(draw.token_ids)
+        self.n_drawn = len(token_ids)
         if draw.is_complete:
             return draw, FinishReason.STOP
         if reason is None and draw.failure is not None:
@@ -217,26 +229,31 @@ class Sequence:
         """Its next `n_tokens` as work for an executor; sampled where they are all that is missing."""
         start, end, owes_scores = self.n_computed, self.n_computed + n_tokens, self.call.owes_scores
         is_last = end == len(self.tokens) and not (owes_scores and self.finish_reason() is not None)
-        return Chunk(
+        return _new_chunk(
             sequence_id=self.sequence_id,
             token_ids=tuple(self.tokens[start:end]),
             start=start,
-            block_ids=tuple(self.block_table),
+            block_ids=self.block_ids,
             sample=self._sample() if is_last else None,
             score=self._score(start, end) if owes_scores else None,
         )
 
-    def delta(self, news: Draw, finish: FinishReason | None = None, failure: Failure | None = None) -> TokenDelta:
-        """The news of this choice: what was appended last, and whether it ends with that."""
-        return self._delta(self.choice, news, finish, failure)
-
     def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
         """Terminal deltas without tokens, for each choice that it is or would have become."""
-        choices = range(self.choice, self.choice + len(self.seeds))
-        return [self._delta(choice, _NOTHING, finish, failure) for choice in choices]
+        return [self.delta(_NOTHING, finish, failure, n_further) for n_further in range(len(self.seeds))]
 
-    def _delta(self, choice: int, news: Draw, finish: FinishReason | None, failure: Failure | None) -> TokenDelta:
-        call = self.call
+    def delta(
+        self,
+        news: Draw,
+        finish: FinishReason | None = None,
+        failure: Failure | None = None,
+        n_further: int = 0,
+    ) -> TokenDelta:
+        """The news of this choice, or of one so much further on that it would have become.
+
+        `news` is what was appended last; `finish` says whether the choice ends with that.
+        """
+        call, choice = self.call, self.choice + n_further
         request, n_output = call.request, len(self.tokens) - self.n_prompt
         start = n_output - len(news.token_ids)
         is_first = start == len(request.prior_output)
@@ -247,7 +264,7 @@ class Sequence:
             usage = Usage(
                 prompt_tokens=self.n_prompt, cached_tokens=call.cached_tokens or 0, completion_tokens=n_output
             )
-        return TokenDelta(
+        return _new_delta(
             request_id=request.request_id,
             choice=choice,
             start=start,
@@ -261,7 +278,7 @@ class Sequence:
 
     def _sample(self) -> Sample:
         call = self.call
-        return Sample(
+        return _new_sample(
             params=call.request.params,
             seeds=self.seeds,
             output_index=len(self.tokens) - self.n_prompt,
