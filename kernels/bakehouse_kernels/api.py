@@ -7,37 +7,72 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.layout import KVCache, Survey
+
+Packed = object
+"""A weight in the form that one device's products want: opaque, made and read by the same `Ops`."""
+
+AttentionPlan = object
+"""What a device makes once per step of the step's chunks, for the attention of all layers: opaque."""
 
 
 class Ops(Protocol):
-    """One device's operations. Inputs are never modified except where an op says so."""
+    """One device's operations. Inputs are never modified except where an op says so.
 
-    def pack(self, weight_IO: Tensor) -> Tensor:
-        """The weight in the form that `linear` wants: opaque, perhaps a copy, for this device's `linear` only."""
+    What a row yields depends on nothing but that row: neighbours, tiles and threads do not change a bit of it.
+    """
+
+    def pack(self, weight_IO: Tensor) -> Packed:
+        """The weight for `linear` and `add_linear`; perhaps a copy, perhaps rounded to fewer bits."""
         ...
 
-    def linear(self, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """`x @ weight + bias` with a weight from `pack`; `[T, O]`, in the dtype of `x`. T may be 0."""
+    def pack_gated(self, weight_EF2: Tensor) -> Packed:
+        """The fused weight of gate (first half of the columns) and up, for `gated_linear`."""
+        ...
+
+    def linear(self, x_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> Tensor:
+        """`x @ weight + bias`; `[T, O]`, in the dtype of `x`. T may be 0."""
+        ...
+
+    def add_linear(self, x_TO: Tensor, input_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> None:
+        """`x += input @ weight + bias`; modifies `x`."""
+        ...
+
+    def gated_linear(self, x_TE: Tensor, packed: Packed, bias_F2: Tensor | None = None) -> Tensor:
+        """`silu(x @ gate + bias) * (x @ up + bias)` with a weight from `pack_gated`; `[T, F]`."""
         ...
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight` over the last dimension, computed in float32; `[T, E]`."""
         ...
 
-    def rope(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """Rotary embedding, half-split layout: `x * cos + concat(-x[D/2:], x[:D/2]) * sin`; `[T, H, D]`.
+    def new_cache(
+        self, *, n_layers: int, n_blocks: int, block_size: int, n_kv_heads: int, head_dim: int
+    ) -> KVCache:
+        """An uninitialised cache in this device's own layout: a slot is written before it is first read."""
+        ...
 
-        `cos` and `sin` are the rows of the tokens' positions, `[T, D]`, the two halves equal.
+    def rope_and_write(
+        self, qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: KVCache, layer: int, slots_T: Tensor
+    ) -> Tensor:
+        """Rotate queries and keys, and write keys and values into their slots; the rotated queries, `[T, N, D]`.
+
+        `qkv` holds N query heads, H key heads and H value heads of each token, end to end. The rotation is the
+        half-split one, `x * cos + concat(-x[D/2:], x[:D/2]) * sin`; `cos` and `sin` are the rows of the tokens'
+        positions, `[T, D]`, the two halves equal. `slots` (int64) are distinct; slot s stands in block
+        `s // block_size` at offset `s % block_size`. Modifies the cache; `IndexError` on a slot outside of it.
         """
         ...
 
-    def silu_mul(self, gate_up_TF2: Tensor) -> Tensor:
-        """`silu(gate) * up` of a fused projection `[T, 2F]` whose first half is the gate; `[T, F]`."""
-        ...
+    def plan_attention(
+        self, block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor
+    ) -> AttentionPlan:
+        """Where `paged_attention` finds the chunks of a step, for all layers.
 
-    def write_kv(self, k_THD: Tensor, v_THD: Tensor, cache: KVCache, layer: int, slots_T: Tensor) -> None:
-        """Write each token's key and value into slot `slots[t]` (int64) of `layer`; modifies the cache."""
+        Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
+        context of `context_len[s]` tokens. All int32. Entries of the block table beyond a chunk's context are
+        never read. The tensors must not change while the plan is in use.
+        """
         ...
 
     def paged_attention(
@@ -45,9 +80,7 @@ class Ops(Protocol):
         q_TND: Tensor,
         cache: KVCache,
         layer: int,
-        block_table_SB: Tensor,
-        query_start_S1: Tensor,
-        context_len_S: Tensor,
+        plan: AttentionPlan,
         *,
         scale: float,
         window: int | None = None,
@@ -55,11 +88,9 @@ class Ops(Protocol):
     ) -> Tensor:
         """Causal attention of ragged queries over the cache, read through the block table; `[T, N, D]`.
 
-        Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
-        context of `context_len[s]` tokens (its own keys are already written). Query head n reads key head
-        `n // (N / H)`. A query at position p sees positions j ≤ p, and with `window` only j > p - window.
-        `softcap` c turns scores x into `c * tanh(x / c)`. Index tensors are int32. Entries of the block
-        table beyond a chunk's context are never read.
+        The keys of the queries' own tokens are already written. Query head n reads key head `n // (N / H)`. A
+        query at position p sees positions j ≤ p, and with `window` only j > p - window. `softcap` c turns scores
+        x into `c * tanh(x / c)`.
         """
         ...
 
@@ -67,5 +98,13 @@ class Ops(Protocol):
         """Copy blocks `source[i]` onto `target[i]` (int64) in all layers; modifies the cache.
 
         Targets are distinct, and no target is a source of the same call.
+        """
+        ...
+
+    def survey(self, logits_RV: Tensor, temperature_R: Tensor, n_best: int) -> Survey:
+        """What drawing from each row needs: its `min(n_best, V)` best ids, and its weights summed.
+
+        `n_best` is at least 1. `temperature` is float32 and normal, or 0 where no weights are wanted. Sums are
+        within 1e-6 of themselves.
         """
         ...

@@ -1,78 +1,104 @@
-"""Time `x @ w` (weights `[in, out]`), `F.linear` (weights `[out, in]`) and the served product (weights packed).
+"""Time the served matrix products against torch's ways and the machine's limits.
 
-    OMP_WAIT_POLICY=passive python kernels/benchmarks/matmul.py [--threads 2]
+    OMP_WAIT_POLICY=passive python kernels/benchmarks/matmul.py [--threads 2] [--shapes qkv,head]
 
-The shapes are SmolLM2-135M's four products of a layer and its head; enough of each to outgrow the cache.
+The shapes are SmolLM2-135M's four products of a layer, with weights of its 30 layers in turn, and its head.
+In GFLOP/s; "of limit" is the served product's share of what max(bytes / bandwidth, operations / peak) allows.
 """
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-from bakehouse_kernels.cpu.linear import linear, pack
+from bakehouse_kernels.cpu.ops import CpuOps
+from limits import Limits, measured
 from torch import Tensor
 from torch.nn import functional
 
-SHAPES = {
-    "qkv": (576, 960),
-    "out": (576, 576),
-    "gate, up": (576, 3072),
-    "down": (1536, 576),
-    "head": (576, 49152),
-}
-WEIGHT_BYTES = 64e6  # of the matrices that are read in turn
+SHAPES = {"qkv": (576, 960), "out": (576, 576), "gate+up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
+N_LAYERS = {"head": 1}
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ONE_DNN_ROWS = 32  # its layout is made for a number of rows; that for 32 was the fastest or close to it for all
 
 
-def best_time_s(step: Callable[[], None], n_runs: int) -> float:
-    """The shortest run after one that warms up: the least disturbed by other processes."""
-    step()
+def median_time_s(product: Callable[..., object], weights: Sequence[object], n_runs: int) -> float:
+    """Seconds a product, over all weights in turn; the first run warms up."""
     times = []
-    for _ in range(n_runs):
+    for _ in range(n_runs + 1):
         start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for weight in weights:
+            product(weight)
+        times.append((time.perf_counter() - start) / len(weights))
+    return statistics.median(times[1:])
 
 
-def product_times_s(n_rows: int, n_in: int, n_out: int, n_runs: int) -> list[float]:
-    """Seconds a product of `x @ w`, of `F.linear` and of the served one."""
-    x = torch.randn(n_rows, n_in)
-    n_matrices = max(1, round(WEIGHT_BYTES / (4 * n_in * n_out)))
-    in_out = [torch.randn(n_in, n_out) for _ in range(n_matrices)]
-    forms: list[tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]] = [
-        (torch.mm, in_out),
-        (functional.linear, [weight.t().contiguous() for weight in in_out]),
-        (linear, [pack(weight) for weight in in_out]),
-    ]
-    times = []
-    for product, weights in forms:
+def ways(
+    weights: list[Tensor], served: dict[str, CpuOps]
+) -> dict[str, tuple[Callable[..., object], list[object]]]:
+    """Name to a function of rows and weight, and the weights in its form."""
+    one_dnn = torch.ops.mkldnn
+    integers = [(weight * 20).round().clamp(-127, 127).to(torch.int8) for weight in weights]
+    return {
+        "x @ w": (torch.mm, list(weights)),
+        "F.linear": (functional.linear, [weight.t().contiguous() for weight in weights]),
+        "oneDNN": (
+            lambda x, weight: one_dnn._linear_pointwise(x, weight, None, "none", [], ""),
+            [one_dnn._reorder_linear_weight(weight.t().contiguous(), ONE_DNN_ROWS) for weight in weights],
+        ),
+        "float32": (served["none"].linear, [served["none"].pack(weight) for weight in weights]),
+        "_int_mm": (torch._int_mm, [weight.t().contiguous().t() for weight in integers]),
+        "int8": (served["int8"].linear, [served["int8"].pack(weight) for weight in weights]),
+    }
 
-        def step(product: Callable[[Tensor, Tensor], Tensor] = product, weights: list[Tensor] = weights) -> None:
-            for weight in weights:
-                product(x, weight)
 
-        times.append(best_time_s(step, n_runs) / n_matrices)
-    return times
+def print_shape(name: str, limits: Limits, served: dict[str, CpuOps], n_runs: int) -> None:
+    """A line for each number of rows."""
+    n_in, n_out = SHAPES[name]
+    weights = [torch.randn(n_in, n_out) for _ in range(N_LAYERS.get(name, 30))]
+    forms = ways(weights, served)
+    for n_rows in ROWS:
+        x = torch.randn(n_rows, n_in)
+        n_operations, n_weights = 2 * n_rows * n_in * n_out, n_in * n_out
+        inputs = {"_int_mm": (x * 20).round().clamp(-127, 127).to(torch.int8)}
+        times = {
+            way: median_time_s(partial(product, inputs.get(way, x)), packed, n_runs)
+            for way, (product, packed) in forms.items()
+        }
+        n_bytes = 4 * n_rows * (n_in + n_out)
+        least_float32_s = limits.least_time_s(n_bytes=n_bytes + 4 * n_weights, n_float32=n_operations)
+        least_int8_s = limits.least_time_s(n_bytes=n_bytes + n_weights, n_int8=n_operations)
+        rates = " ".join(f"{n_operations / seconds / 1e9:8.0f}" for seconds in times.values())
+        print(
+            f"{name:8} {n_rows:5} | {rates} | {least_float32_s / times['float32']:7.0%} "
+            f"{least_int8_s / times['int8']:6.0%}",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
-    torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    print(f"{arguments.threads} threads; milliseconds a product")
-    print("product    in   out  rows |   x @ w  F.linear   packed | GFLOP/s packed")
-    for name, (n_in, n_out) in SHAPES.items():
-        for n_rows in (1, 8, 32, 256):
-            times = product_times_s(n_rows, n_in, n_out, arguments.runs)
-            columns = " ".join(f"{seconds * 1e3:8.3f}" for seconds in times)
-            rate = 2 * n_rows * n_in * n_out / times[-1] / 1e9
-            print(f"{name:8} {n_in:4} {n_out:5} {n_rows:5} | {columns} | {rate:7.1f}")
+    served = {
+        "none": CpuOps(arguments.threads, quantize="none"),
+        "int8": CpuOps(arguments.threads, quantize="int8"),
+    }
+    limits = measured(arguments.threads)
+    print(
+        f"{arguments.threads} threads; {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
+        f"{limits.float32_per_s / 1e9:.0f} GFLOP/s float32, {limits.int8_per_s / 1e9:.0f} GOP/s int8"
+    )
+    print("product   rows |    x @ w F.linear   oneDNN  float32  _int_mm     int8 | of limit: float32, int8")
+    for name in arguments.shapes.split(","):
+        print_shape(name, limits, served, arguments.runs)
 
 
 if __name__ == "__main__":

@@ -1,125 +1,175 @@
-"""Prints where the time of a decode step goes: building the batch, the forward pass, drawing the tokens.
+"""Where the time of a decode step goes, and how far the step is from what the machine can do at most.
 
-python replica/benchmarks/decode_step.py [--model smollm2] [--context 256] [--threads 2]
+    python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--quantize none int8]
+
+Runs what an engine runs, without Ray: the scheduler plans, the executor of the model executes, the scheduler
+applies, the deltas are posted to one event loop. The least time is max(bytes / bandwidth, operations / peak), with
+the limits that `kernels/benchmarks/limits.py` measures in the same process; bytes are those of the packed weights
+and of all contexts' keys and values, operations those of products and attention.
 """
 
 import argparse
+import asyncio
 import statistics
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import torch
-from bakehouse_kernels.api import Ops
+from bakehouse_kernels.cpu.packing import Quantize, packed_bytes
 from bakehouse_kernels.dispatch import default_block_size, select_ops
-from bakehouse_kernels.layout import KVCache
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Chunk, ModelSource, Sample
-from bakehouse_replica.model.batch import BatchTensors, build_batch
-from bakehouse_replica.model.decoder import Decoder
-from bakehouse_replica.model.sampler import draw
+from bakehouse_replica.core.scheduler import Scheduler
+from bakehouse_replica.core.types import Capacity, ModelSource, Request, SchedulingPolicy
+from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
+from bakehouse_replica.mailbox import Mailbox
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import open_source
-from torch import Tensor
+from bakehouse_replica.streams import StreamTable
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
+from limits import Limits, measured
+from timed_ops import TimedOps
 
 CPU = torch.device("cpu")
-BLOCK_SIZE = default_block_size(CPU)
-N_SEQUENCES = (1, 8, 32)
-N_REPEATS = 20
+N_STEPS = 40
+PRODUCTS = ("linear", "add_linear", "gated_linear")
+ATTENTION = ("paged_attention", "plan_attention")
+ROWS = ("rms_norm", "rope_and_write")
 
 
-def median_ms(work: Callable[[], object]) -> float:
-    """The median of some runs, in milliseconds, after one that does not count."""
-    work()
-    times_s = []
-    for _ in range(N_REPEATS):
-        begun_at = perf_counter()
-        work()
-        times_s.append(perf_counter() - begun_at)
-    return statistics.median(times_s) * 1e3
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one step reads and computes."""
+
+    n_bytes: float
+    n_product_operations: float
+    n_attention_operations: float
+
+    def least_time_s(self, limits: Limits, quantize: Quantize) -> float:
+        """Under these limits; attention is float32 always."""
+        n_int8 = self.n_product_operations if quantize == "int8" else 0.0
+        n_float32 = self.n_attention_operations + self.n_product_operations - n_int8
+        return limits.least_time_s(n_bytes=self.n_bytes, n_float32=n_float32, n_int8=n_int8)
 
 
-def decode_chunks(n_sequences: int, n_context: int, params: SamplingParams) -> tuple[Chunk, ...]:
-    """One new token for each sequence, at the end of a context of `n_context` tokens in blocks of its own."""
-    n_blocks = n_context // BLOCK_SIZE + 1
-    return tuple(
-        Chunk(
-            sequence_id=index,
-            token_ids=(index + 1,),
-            start=n_context,
-            block_ids=tuple(range(index * n_blocks, (index + 1) * n_blocks)),
-            sample=Sample(params=params, seeds=(index,), output_index=0),
-        )
-        for index in range(n_sequences)
+def work_of(spec: ModelSpec, n_sequences: int, context: float, quantize: Quantize) -> Work:
+    """Of a step that decodes one token for each sequence."""
+    width, hidden = spec.head_dim * spec.n_heads, spec.hidden_size
+    qkv = hidden, width + 2 * spec.head_dim * spec.n_kv_heads
+    matrices = [qkv, (width, hidden), (hidden, 2 * spec.feed_forward_size), (spec.feed_forward_size, hidden)]
+    shapes = [*matrices * spec.n_layers, (hidden, spec.vocabulary_size)]
+    kv_bytes = n_sequences * context * spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * 4
+    return Work(
+        n_bytes=sum(packed_bytes(n_in, n_out, quantize) for n_in, n_out in shapes) + kv_bytes,
+        n_product_operations=2 * n_sequences * sum(n_in * n_out for n_in, n_out in shapes),
+        n_attention_operations=4 * n_sequences * context * spec.n_layers * width,
     )
 
 
-def decode(decoder: Decoder, batch: BatchTensors, cache: KVCache) -> Tensor:
-    """The logits after each chunk."""
-    return decoder.logits(decoder.forward(batch, cache)[batch.sample_at_R])
+def most_tokens(n_sequences: int, context: int) -> int:
+    """Of a sequence: its prompt, what it decodes while others are still prefilled, and the measured steps."""
+    return context + N_STEPS + n_sequences + 8
 
 
-def measure(decoder: Decoder, cache: KVCache, n_sequences: int, n_context: int) -> str:
-    """One line of the table."""
-    chunks = decode_chunks(n_sequences, n_context, SamplingParams(temperature=0.0))
-    batch = build_batch(chunks, block_size=BLOCK_SIZE, device=CPU)
-    logits_RV = decode(decoder, batch, cache)
-
-    def draw_all(params: SamplingParams) -> None:
-        samples = [Sample(params=params, seeds=(index,), output_index=0) for index in range(n_sequences)]
-        draw(logits_RV, samples, [n_context + 1] * n_sequences)
-
-    batch_ms = median_ms(lambda: build_batch(chunks, block_size=BLOCK_SIZE, device=CPU))
-    forward_ms = median_ms(lambda: decode(decoder, batch, cache))
-    greedy_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.0)))
-    top_p_ms = median_ms(lambda: draw_all(SamplingParams(temperature=0.8, top_p=0.9)))
-    tokens_per_s = n_sequences / (batch_ms + forward_ms + greedy_ms) * 1e3
-    times = f"{batch_ms:>7.2f} {forward_ms:>8.2f} {greedy_ms:>7.2f} {top_p_ms:>7.2f}"
-    return f"{n_sequences:>9} {times} {tokens_per_s:>9.0f}"
-
-
-def written_cache(decoder: Decoder, ops: Ops, spec: ModelSpec, n_context: int) -> KVCache:
-    """A cache with the same context for each sequence, written by the model: its logits are like text's."""
-    n_blocks = n_context // BLOCK_SIZE + 1
-    cache = KVCache.allocate(
-        n_layers=spec.n_layers,
-        n_blocks=max(N_SEQUENCES) * n_blocks,
-        block_size=BLOCK_SIZE,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=torch.float32,
-        device=CPU,
+def executor_of(
+    model: str, n_sequences: int, context: int, quantize: Quantize, n_threads: int
+) -> tuple[InProcessExecutor, ModelSpec, TimedOps]:
+    """The executor of the model with its operations timed."""
+    files = open_source(ModelSource(model=model))
+    spec = read_spec(files)
+    ops = TimedOps(select_ops(CPU, torch.float32, n_threads, quantize=quantize))
+    weights = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=quantize == "int8")
+    block_size = default_block_size(CPU)
+    capacity = Capacity(
+        n_blocks=n_sequences * (most_tokens(n_sequences, context) // block_size + 1),
+        block_size=block_size,
+        max_step_tokens=512,
+        max_sequences=n_sequences,
     )
-    (chunk,) = decode_chunks(1, n_context, SamplingParams(temperature=0.8))
-    for position in range(n_context):
-        batch = build_batch((replace(chunk, start=position),), block_size=BLOCK_SIZE, device=CPU)
-        assert chunk.sample is not None
-        ((drawn,),) = draw(decode(decoder, batch, cache), [chunk.sample], [position + 1])
-        chunk = replace(chunk, token_ids=drawn.token_ids)
-    target_C = torch.arange(n_blocks, max(N_SEQUENCES) * n_blocks)
-    ops.copy_blocks(cache, target_C % n_blocks, target_C)
-    return cache
+    return build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity), spec, ops
+
+
+async def measure(
+    executor: InProcessExecutor, ops: TimedOps, n_sequences: int, context: int, params: SamplingParams
+) -> tuple[float, dict[str, float]]:
+    """The median time of a step, and by part the mean, in seconds."""
+    first = context - N_STEPS // 2  # so that the mean context is what was asked for
+    policy = SchedulingPolicy(max_model_len=most_tokens(n_sequences, context))
+    scheduler = Scheduler(capacity=executor.capacity, policy=policy, model_digest="", hash_key=b"")
+    streams = StreamTable()
+    for index in range(n_sequences):
+        prompt_ids = tuple((index * 7919 + 31 * i) % 40_000 + 100 for i in range(first))
+        request = Request(request_id=str(index), prompt_ids=prompt_ids, params=params)
+        streams.open(request, Mailbox(1))
+        scheduler.add(request, 0.0)
+    while scheduler.load().waiting_tokens:
+        plan = scheduler.plan(0.0)
+        assert plan is not None, "prompts wait"
+        scheduler.apply(executor.execute(plan), 0.0)
+    steps, parts = [], defaultdict(float)
+    ops.clear()
+    for _ in range(N_STEPS):
+        times = [perf_counter()]
+        plan = scheduler.plan(0.0)
+        times.append(perf_counter())
+        assert plan is not None, "sequences decode"
+        assert len(plan.chunks) == n_sequences, "all of them"
+        result = executor.execute(plan)
+        times.append(perf_counter())
+        deltas = scheduler.apply(result, 0.0)
+        times.append(perf_counter())
+        streams.deliver(deltas)
+        times.append(perf_counter())
+        await asyncio.sleep(0)  # the event loop's own work, on another thread in an engine
+        steps.append(times[-1] - times[0])
+        parts["scheduling"] += (times[1] - times[0] + times[3] - times[2]) / N_STEPS
+        parts["publishing"] += (times[4] - times[3]) / N_STEPS
+        parts["execute"] += (times[2] - times[1]) / N_STEPS
+    execute = parts.pop("execute")
+    parts["products"] = sum(ops.seconds[name] for name in PRODUCTS) / N_STEPS
+    parts["attention"] = sum(ops.seconds[name] for name in ATTENTION) / N_STEPS
+    parts["norm, rope, cache"] = sum(ops.seconds[name] for name in ROWS) / N_STEPS
+    parts["sampling"] = ops.seconds["survey"] / N_STEPS
+    known = sum(parts[name] for name in ("products", "attention", "norm, rope, cache", "sampling"))
+    parts["batch, Python between"] = execute - known
+    return statistics.median(steps), parts
 
 
 def main() -> None:
-    """Measures and prints one line per number of sequences."""
+    """Measures and prints a block of lines per kind of weights and number of sequences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--quantize", nargs="+", choices=["none", "int8"], default=["none", "int8"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    files = open_source(ModelSource(model=arguments.model))
-    spec = read_spec(files)
-    ops = select_ops(CPU, torch.float32, arguments.threads)
-    decoder = Decoder(spec, load_weights(files, spec, dtype=torch.float32, device=CPU), ops)
-    cache = written_cache(decoder, ops, spec, arguments.context)
-
-    print(f"{files.name}, {arguments.threads} threads, context of {arguments.context} tokens; median ms a step")
-    print(f"{'sequences':>9} {'batch':>7} {'forward':>8} {'greedy':>7} {'top_p':>7} {'tokens/s':>9}")
-    for n_sequences in N_SEQUENCES:
-        print(measure(decoder, cache, n_sequences, arguments.context))
+    params = SamplingParams(temperature=0.0, seed=0)
+    limits = measured(arguments.threads)
+    print(
+        f"{arguments.model}, {arguments.threads} threads, context {arguments.context}; limits: "
+        f"{limits.read_bytes_per_s / 1e9:.1f} GB/s, {limits.float32_per_s / 1e9:.0f} GFLOP/s float32, "
+        f"{limits.int8_per_s / 1e9:.0f} GOP/s int8"
+    )
+    for quantize in arguments.quantize:
+        for n_sequences in arguments.sequences:
+            executor, spec, ops = executor_of(
+                arguments.model, n_sequences, arguments.context, quantize, arguments.threads
+            )
+            step_s, parts = asyncio.run(measure(executor, ops, n_sequences, arguments.context, params))
+            least_s = work_of(spec, n_sequences, arguments.context, quantize).least_time_s(limits, quantize)
+            weights = "float32" if quantize == "none" else quantize
+            print(
+                f"\n{weights}, {n_sequences} sequences: {step_s * 1e3:.2f} ms "
+                f"a step, {n_sequences / step_s:.0f} tokens/s; least {least_s * 1e3:.2f} ms: "
+                f"{step_s / least_s:.2f} times that"
+            )
+            for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+                print(f"    {name:<22} {seconds * 1e3:8.2f} ms {seconds / sum(parts.values()):6.1%}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `inverse` lays one uniform number a row against the cumulative distribution; `gumbel` gives every token noise of
 its own; `two rounds` is what the sampler does over a whole vocabulary (`bakehouse_replica.model.noise`).
 
-python replica/benchmarks/sampling.py [--model smollm2] [--rows 32] [--threads 1]
+python replica/benchmarks/sampling.py [--model smollm2] [--threads 2]
 """
 
 import argparse
@@ -12,34 +12,39 @@ from functools import partial
 from time import perf_counter
 
 import torch
+from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, select_ops
-from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.layout import SURVEY_BLOCK
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample
 from bakehouse_replica.model.batch import build_batch
 from bakehouse_replica.model.decoder import Decoder
-from bakehouse_replica.model.noise import noise_key, race, race_of_all
+from bakehouse_replica.model.noise import noise_key, race, race_of_blocks
 from bakehouse_replica.model.sampler import draw
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import open_source
 from torch import Tensor
+from torch.nn import functional
 
 Method = Callable[[Tensor, Sequence[int]], list[int]]  # the token for each key, by weights
 
 CPU = torch.device("cpu")
 N_REPEATS = 20
+N_ROWS = (1, 32, 256)
 N_POSITIONS = 60  # a text
 N_SEEDS = 200
 RELATIVE_NOISE = 1e-5  # about what another batch size, chunking or cached prefix changes in float32 logits
 TEMPERATURES = (0.7, 1.0, 1.5)
 REQUESTS = {
     "greedy": SamplingParams(temperature=0.0),
-    "temperature 1": SamplingParams(),
+    "temperature 0.8": SamplingParams(temperature=0.8),
     "top_p 0.9": SamplingParams(temperature=0.8, top_p=0.9),
-    "top_k 40": SamplingParams(top_k=40),
+    "top_k 50": SamplingParams(top_k=50),
+    "min_p 0.05": SamplingParams(min_p=0.05),
     "bias and bad word": SamplingParams(logit_bias=((1, 2.0),), bad_words_ids=((2,),)),
-    "5 logprobs": SamplingParams(logprobs=5),
+    "greedy, 5 logprobs": SamplingParams(temperature=0.0, logprobs=5),
+    "5 logprobs": SamplingParams(temperature=0.8, logprobs=5),
 }
 
 
@@ -52,10 +57,22 @@ def inverse(weight_V: Tensor, keys: Sequence[int]) -> list[int]:
 
 def gumbel(weight_V: Tensor, keys: Sequence[int]) -> list[int]:
     """A race of all tokens in one round."""
-    return race(weight_V, torch.arange(len(weight_V)), keys)
+    shape = (len(keys), len(weight_V))
+    id_NV = torch.arange(len(weight_V)).expand(shape)
+    return race(weight_V.double().expand(shape), id_NV, torch.tensor(keys)).tolist()
 
 
-METHODS: dict[str, Method] = {"inverse": inverse, "gumbel": gumbel, "two rounds": race_of_all}
+def two_rounds(weight_V: Tensor, keys: Sequence[int]) -> list[int]:
+    """A race of blocks, and one of the tokens of the block that won."""
+    padded_V = functional.pad(weight_V, (0, -len(weight_V) % SURVEY_BLOCK))
+    weight_BC = padded_V.view(-1, SURVEY_BLOCK).double()
+    key_N = torch.tensor(keys)
+    block_N = race_of_blocks(weight_BC.sum(dim=-1).expand(len(keys), -1), key_N)
+    id_NC = block_N[:, None] * SURVEY_BLOCK + torch.arange(SURVEY_BLOCK)
+    return race(weight_BC[block_N], id_NC, key_N).tolist()
+
+
+METHODS: dict[str, Method] = {"inverse": inverse, "gumbel": gumbel, "two rounds": two_rounds}
 
 
 def weights_of(logits_V: Tensor, temperature: float) -> Tensor:
@@ -63,22 +80,19 @@ def weights_of(logits_V: Tensor, temperature: float) -> Tensor:
     return ((logits_V - logits_V.max()) / temperature).exp_()
 
 
-def logits_of_a_text(model: str, n_threads: int) -> Tensor:
+def logits_of_a_text(model: str, ops: Ops) -> Tensor:
     """One row for each position of a text that the model writes itself at temperature 1."""
     files = open_source(ModelSource(model=model))
     spec: ModelSpec = read_spec(files)
-    ops = select_ops(CPU, torch.float32, n_threads)
     decoder = Decoder(spec, load_weights(files, spec, dtype=torch.float32, device=CPU), ops)
     block_size = default_block_size(CPU)
     n_blocks = N_POSITIONS // block_size + 1
-    cache = KVCache.allocate(
+    cache = ops.new_cache(
         n_layers=spec.n_layers,
         n_blocks=n_blocks,
         block_size=block_size,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        dtype=torch.float32,
-        device=CPU,
     )
     sample = Sample(params=SamplingParams(), seeds=(0,), output_index=0)
     rows: list[Tensor] = []
@@ -92,8 +106,8 @@ def logits_of_a_text(model: str, n_threads: int) -> Tensor:
             sample=sample,
         )
         batch = build_batch((chunk,), block_size=block_size, device=CPU)
-        logits_RV = decoder.logits(decoder.forward(batch, cache))
-        ((drawn,),) = draw(logits_RV, [sample], [position + 1])
+        logits_RV = decoder.logits(decoder.forward(batch, cache, batch.sample_at_R))
+        ((drawn,),) = draw(ops, logits_RV, [sample], [position + 1])
         token_ids = drawn.token_ids
         rows.append(logits_RV[0])
     return torch.stack(rows)
@@ -124,35 +138,30 @@ def least_us(work: Callable[[], object]) -> float:
     return min(times_s) * 1e6
 
 
-def print_costs(logits_RV: Tensor) -> None:
-    """What one row costs, by the kind of noise and by what a request asks for."""
-    positions = list(range(len(logits_RV)))
+def print_costs(ops: Ops, logits_TV: Tensor) -> None:
+    """What the draws of one step cost, by the number of rows and by what the requests ask for."""
+    print(f"{'one step, us':>24} " + " ".join(f"{n_rows:>6} rows" for n_rows in N_ROWS))
 
-    def choose_all(method: Method) -> None:
-        for logits_V, position in zip(logits_RV, positions, strict=True):
-            method(weights_of(logits_V, 1.0), [noise_key(0, position)])
+    def draw_all(params: SamplingParams, n_rows: int) -> None:
+        samples = [Sample(params=params, seeds=(index,), output_index=0) for index in range(n_rows)]
+        draw(ops, rows[n_rows], samples, range(n_rows))
 
-    def draw_all(params: SamplingParams) -> None:
-        samples = [Sample(params=params, seeds=(index,), output_index=0) for index in positions]
-        draw(logits_RV, samples, positions)
-
-    for name, method in METHODS.items():
-        print(f"{'noise: ' + name:>24} {least_us(partial(choose_all, method)) / len(positions):>6.0f} us a row")
+    rows = {n_rows: logits_TV[torch.arange(n_rows) % N_POSITIONS] for n_rows in N_ROWS}
     for name, params in REQUESTS.items():
-        print(f"{'draw: ' + name:>24} {least_us(partial(draw_all, params)) / len(positions):>6.0f} us a row")
+        times = [f"{least_us(partial(draw_all, params, n_rows)):>11.0f}" for n_rows in N_ROWS]
+        print(f"{name:>24} " + " ".join(times))
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    logits_TV = logits_of_a_text(arguments.model, arguments.threads)
-    print(f"{arguments.rows} rows of {logits_TV.shape[1]}, {arguments.threads} threads")
-    print_costs(logits_TV[torch.arange(arguments.rows) % N_POSITIONS])
+    ops = select_ops(CPU, torch.float32, arguments.threads)
+    logits_TV = logits_of_a_text(arguments.model, ops)
+    print(f"rows of {logits_TV.shape[1]}, {arguments.threads} threads")
+    print_costs(ops, logits_TV)
     n_tokens = N_POSITIONS * N_SEEDS
     print(f"logits changed by {RELATIVE_NOISE:g} of themselves: of {n_tokens} tokens, and of {N_SEEDS} texts")
     for temperature in TEMPERATURES:

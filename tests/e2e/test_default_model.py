@@ -4,7 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample
@@ -64,16 +63,11 @@ def greedy(
     spec: ModelSpec, weights: DecoderWeights, prompt_ids: tuple[int, ...], end_ids: tuple[int, ...]
 ) -> list[int]:
     """Greedy continuation up to an end id or 32 tokens, one sequence in consecutive blocks."""
-    cache = KVCache.allocate(
-        n_layers=spec.n_layers,
-        n_blocks=8,
-        block_size=16,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=torch.float32,
-        device=CPU,
+    ops = ReferenceOps()
+    cache = ops.new_cache(
+        n_layers=spec.n_layers, n_blocks=8, block_size=16, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim
     )
-    decoder = Decoder(spec, weights, ReferenceOps())
+    decoder = Decoder(spec, weights, ops)
     chosen: list[int] = []
     token_ids, start = prompt_ids, 0
     while len(chosen) < 32 and not {*chosen} & {*end_ids}:

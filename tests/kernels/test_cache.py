@@ -1,14 +1,17 @@
-"""Writes to the cache: exactly the named slots and blocks change, to exactly the given values."""
+"""Rotated queries, and the cache: exactly the named slots and blocks change, to exactly the given values."""
 
 import pytest
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.reference import ReferenceOps
+from bakehouse_kernels.reference import ReferenceOps, rotated
 from torch import Tensor
 
+from tests.kernels.conftest import Compare
+
 N_BLOCKS, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM = 7, 5, 3, 8
+N_SLOTS = N_BLOCKS * BLOCK_SIZE
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -17,63 +20,96 @@ def ops(request: pytest.FixtureRequest, cpu_ops: CpuOps, reference_ops: Referenc
 
 
 @pytest.fixture
-def cache(generator: torch.Generator) -> KVCache:
-    cache = KVCache.allocate(
-        n_layers=2,
-        n_blocks=N_BLOCKS,
-        block_size=BLOCK_SIZE,
-        n_kv_heads=N_KV_HEADS,
-        head_dim=HEAD_DIM,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+def cache(ops: Ops, generator: torch.Generator) -> KVCache:
+    cache = ops.new_cache(
+        n_layers=2, n_blocks=N_BLOCKS, block_size=BLOCK_SIZE, n_kv_heads=N_KV_HEADS, head_dim=HEAD_DIM
     )
     for tensor in (*cache.key, *cache.value):
         tensor.normal_(generator=generator)
     return cache
 
 
-def copy_of(cache: KVCache) -> tuple[Tensor, ...]:
-    return tuple(tensor.clone() for tensor in (*cache.key, *cache.value))
+def contents(ops: Ops, cache: KVCache) -> tuple[Tensor, ...]:
+    """Keys of both layers, then values: `[slots, H, D]`, copied out of the layout of `ops`."""
+    keys, values = list(cache.key), list(cache.value)
+    if isinstance(ops, CpuOps):
+        head_dim, block_size = keys[0].shape[3], cache.block_size
+        keys = [key.permute(0, 2, 4, 1, 3).flatten(1, 2)[:, :block_size] for key in keys]
+        values = [value.permute(0, 3, 1, 2, 4).flatten(3)[..., :head_dim] for value in values]
+    return tuple(tensor.flatten(0, 1).clone() for tensor in (*keys, *values))
 
 
-@pytest.mark.parametrize("n_rows", [0, 1, 2, 11, N_BLOCKS * BLOCK_SIZE])
-def test_write_kv_fills_the_named_slots_of_its_layer_only(
-    ops: Ops, cache: KVCache, generator: torch.Generator, n_rows: int
+def test_a_cache_has_so_many_blocks_of_so_many_slots(ops: Ops, cache: KVCache) -> None:
+    assert (cache.n_blocks, cache.block_size) == (N_BLOCKS, BLOCK_SIZE)
+    assert {tensor.shape for tensor in contents(ops, cache)} == {(N_SLOTS, N_KV_HEADS, HEAD_DIM)}
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 2, 11, N_SLOTS])
+@pytest.mark.parametrize("is_view", [False, True])
+def test_keys_and_values_go_to_the_named_slots_of_their_layer_only(
+    ops: Ops, cache: KVCache, generator: torch.Generator, n_rows: int, is_view: bool
 ) -> None:
-    fused = torch.randn(n_rows, 2, N_KV_HEADS, HEAD_DIM, generator=generator)
-    k, v = fused[:, 0], fused[:, 1]  # views, as a fused projection gives them
-    slots = torch.randperm(N_BLOCKS * BLOCK_SIZE, generator=generator)[:n_rows]
-    key_0, key_1, value_0, value_1 = copy_of(cache)
-    ops.write_kv(k, v, cache, 1, slots)
-    for t, slot in enumerate(slots.tolist()):
-        block, offset = divmod(slot, BLOCK_SIZE)
-        key_1[block, offset], value_1[block, offset] = k[t], v[t]
-    for actual, expected in zip(copy_of(cache), (key_0, key_1, value_0, value_1), strict=True):
-        assert actual.equal(expected)
+    fused = torch.randn(n_rows, 4 + 2 * N_KV_HEADS, HEAD_DIM, generator=generator)
+    qkv = fused.flatten(1)
+    if is_view:
+        qkv = torch.cat((qkv, qkv), dim=1)[:, : qkv.shape[1]]
+    q, k, v = fused[:, :4], fused[:, 4:-N_KV_HEADS], fused[:, -N_KV_HEADS:]
+    slots = torch.randperm(N_SLOTS, generator=generator)[:n_rows]
+    expected = contents(ops, cache)
+    expected[1][slots], expected[3][slots] = k, v
+    before = qkv.clone()
+    ones, zeros = torch.ones(n_rows, HEAD_DIM), torch.zeros(n_rows, HEAD_DIM)  # of position 0
+    assert ops.rope_and_write(qkv, ones, zeros, cache, 1, slots).equal(q)
+    assert qkv.equal(before)
+    for actual, wanted in zip(contents(ops, cache), expected, strict=True):
+        assert actual.equal(wanted)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 13, 64])
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 64), (4, 1, 80), (2, 2, 128), (0, 1, 6)]
+)
+def test_queries_and_keys_are_rotated_as_their_definition_says(
+    cpu_ops: CpuOps,
+    compare: Compare,
+    generator: torch.Generator,
+    n_rows: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+) -> None:
+    cache = cpu_ops.new_cache(n_layers=1, n_blocks=4, block_size=33, n_kv_heads=n_kv_heads, head_dim=head_dim)
+    fused = torch.randn(n_rows, n_heads + 2 * n_kv_heads, head_dim, generator=generator)
+    angle = torch.randn(n_rows, head_dim // 2, generator=generator).repeat(1, 2) * 10
+    q, k, v = fused[:, :n_heads], fused[:, n_heads:-n_kv_heads], fused[:, -n_kv_heads:]
+    slots = torch.randperm(4 * 33, generator=generator)[:n_rows]
+    actual = cpu_ops.rope_and_write(fused.flatten(1), angle.cos(), angle.sin(), cache, 0, slots)
+    compare(actual, rotated(q, angle.cos(), angle.sin()))
+    keys, values = contents(cpu_ops, cache)
+    compare(keys[slots], rotated(k, angle.cos(), angle.sin()))
+    assert values[slots].equal(v)
 
 
 @pytest.mark.parametrize(("source", "target"), [([], []), ([2], [5]), ([0, 0, 6], [4, 1, 3])])
 def test_copy_blocks_copies_whole_blocks_in_all_layers(
     ops: Ops, cache: KVCache, source: list[int], target: list[int]
 ) -> None:
-    expected = copy_of(cache)
+    expected = contents(ops, cache)
     for tensor in expected:
+        blocks = tensor.view(N_BLOCKS, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM)
         for from_block, to_block in zip(source, target, strict=True):
-            tensor[to_block] = tensor[from_block]
+            blocks[to_block] = blocks[from_block]
     ops.copy_blocks(cache, torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64))
-    for actual, wanted in zip(copy_of(cache), expected, strict=True):
+    for actual, wanted in zip(contents(ops, cache), expected, strict=True):
         assert actual.equal(wanted)
 
 
-def test_a_slot_outside_the_pool_is_refused(ops: Ops, cache: KVCache) -> None:
-    row = torch.zeros(1, N_KV_HEADS, HEAD_DIM)
+@pytest.mark.parametrize("slot", [N_SLOTS, -1 - N_SLOTS, 2**40])
+def test_a_slot_outside_the_pool_is_refused(ops: Ops, cache: KVCache, slot: int) -> None:
+    qkv, angles = torch.zeros(2, 2 * N_KV_HEADS * HEAD_DIM), torch.ones(2, HEAD_DIM)
+    before = contents(ops, cache)
     with pytest.raises(IndexError):
-        ops.write_kv(row, row, cache, 0, torch.tensor([N_BLOCKS * BLOCK_SIZE]))
-
-
-def test_a_slot_stands_where_the_layout_says(ops: Ops, cache: KVCache) -> None:
-    row = torch.full((1, N_KV_HEADS, HEAD_DIM), 9.0)
-    ops.write_kv(row, row, cache, 0, torch.tensor([13]))
-    assert cache.key[0].view(N_BLOCKS * BLOCK_SIZE, N_KV_HEADS, HEAD_DIM)[13].equal(row[0])
-    assert cache.value[0][13 // cache.block_size, 13 % cache.block_size].equal(row[0])
-    assert cache.n_blocks == N_BLOCKS
+        ops.rope_and_write(qkv, angles, angles, cache, 0, torch.tensor([3, slot]))
+    if isinstance(ops, CpuOps):  # torch, in the reference, has written slot 3 by then
+        for actual, wanted in zip(contents(ops, cache), before, strict=True):
+            assert actual.equal(wanted)

@@ -28,6 +28,12 @@ def test_what_is_missing_is_named(device: str, dtype: torch.dtype, n_threads: in
         select_ops(torch.device(device), dtype, n_threads)
 
 
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
+def test_int8_elsewhere_than_in_float32_on_the_cpu_is_refused(device: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"no int8 kernels for {dtype} on device '{device}'; there are int8"):
+        select_ops(torch.device(device), dtype, 1, quantize="int8")
+
+
 def test_the_cpu_takes_larger_blocks() -> None:
     assert default_block_size(torch.device("cpu")) == 32
     assert default_block_size(torch.device("cuda")) == 16

@@ -230,7 +230,6 @@ def executor_for(files: ModelFiles, spec: ModelSpec, n_blocks: int, block_size: 
         capacity=Capacity(
             n_blocks=n_blocks, block_size=block_size, max_step_tokens=MAX_STEP_TOKENS, max_sequences=24
         ),
-        dtype=torch.float32,
     )
 
 

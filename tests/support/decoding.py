@@ -5,8 +5,8 @@ from pathlib import Path
 from random import Random
 
 import torch
+from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.sampling import SamplingParams
@@ -42,15 +42,18 @@ def executor_of(files: ModelFiles, *, n_blocks: int, constraints: ConstraintSour
         weights=weights,
         ops=select_ops(CPU, torch.float32, torch.get_num_threads()),
         capacity=Capacity(n_blocks=n_blocks, block_size=BLOCK_SIZE, max_step_tokens=512, max_sequences=32),
-        dtype=torch.float32,
         constraints=constraints,
     )
 
 
 def paged_logits(
-    spec: ModelSpec, weights: DecoderWeights, sequences: Sequence[Sequence[int]], chunk_sizes: Sequence[int]
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    sequences: Sequence[Sequence[int]],
+    chunk_sizes: Sequence[int],
+    ops: Ops | None = None,
 ) -> list[dict[int, Tensor]]:
-    """Logits after the last token of each chunk, per sequence and position.
+    """Logits after the last token of each chunk, per sequence and position, by `ops` or the reference's.
 
     In step i every unfinished sequence advances by `chunk_sizes[i]` tokens, the last size repeating; the blocks
     of all sequences are scattered over the pool.
@@ -58,16 +61,15 @@ def paged_logits(
     n_blocks = [-(-len(ids) // BLOCK_SIZE) for ids in sequences]
     order = Random(0).sample(range(sum(n_blocks)), sum(n_blocks))
     tables = [tuple(order.pop() for _ in range(n)) for n in n_blocks]
-    cache = KVCache.allocate(
+    ops = ops or ReferenceOps(dtype=weights.embedding_VE.dtype)
+    cache = ops.new_cache(
         n_layers=spec.n_layers,
         n_blocks=sum(n_blocks),
         block_size=BLOCK_SIZE,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        dtype=weights.embedding_VE.dtype,
-        device=CPU,
     )
-    decoder = Decoder(spec, weights, ReferenceOps())
+    decoder = Decoder(spec, weights, ops)
     found: list[dict[int, Tensor]] = [{} for _ in sequences]
     starts, step = [0] * len(sequences), 0
     while active := [s for s, ids in enumerate(sequences) if starts[s] < len(ids)]:

@@ -86,7 +86,7 @@ def cpu_ops() -> Ops:
 
 def make_in_process(capacity: Capacity) -> Executor:
     spec, weights = random_model()
-    return build_executor(spec=spec, weights=weights, ops=cpu_ops(), capacity=capacity, dtype=torch.float32)
+    return build_executor(spec=spec, weights=weights, ops=cpu_ops(), capacity=capacity)
 
 
 def make_scripted(capacity: Capacity, tokens_per_step: int = 1) -> Executor:

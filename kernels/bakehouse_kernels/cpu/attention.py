@@ -1,285 +1,349 @@
 """Paged attention over the block table, for decode rows and prefill chunks alike, without gathering blocks.
 
-A work item is (sequence, up to 16 query rows, one key head with its group of query heads). Items are dealt to
-the threads by their number of scores, so that one long context does not leave the other threads idle.
+A work item is a tile of query rows, of one sequence or of several, and one key head with its group of query heads.
+It goes over the block indices, and at each over its rows: those that stand in the same block there are multiplied
+with it together, as one small matrix product (`cpu.tile`). Rows of sequences that share blocks are neighbours in a
+tile, so a common prefix comes from memory once per tile and not once per sequence.
 
-A row's sums run over the blocks of its own context in order, from its first visible position, whatever tile,
-chunk or thread it falls into: its result does not depend, in any bit, on its neighbours or on chunking.
+A row's sums run over the blocks of its own context in order, from its first visible block, whatever tile, chunk or
+thread it falls into: its result does not depend, in any bit, on its neighbours or on chunking.
+
+All is compiled `exact`: the exponential of the softmax rounds by adding a large number and taking it away again,
+which fast-math would make nothing of.
 """
 
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
-from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bakehouse_kernels.api import AttentionPlan
+from bakehouse_kernels.cpu.addresses import borrowed
+from bakehouse_kernels.cpu.attention_plan import CpuPlan
 from bakehouse_kernels.cpu.compile import compiled
-from bakehouse_kernels.cpu.exponential import exp_of_negative
-from bakehouse_kernels.cpu.pool import pool_lock
+from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
+from bakehouse_kernels.cpu.softmax import softmax_step
+from bakehouse_kernels.cpu.tile import SHAPE, adding_tile, fetch_ahead, float32_tile
 from bakehouse_kernels.layout import KVCache
 
 Floats = NDArray[np.float32]
-Indices = NDArray[np.int32]
-
-# Rows that share one pass over a block while it lies in the first-level cache: with 3 query heads of 64 their
-# accumulators take 12 KB.
-TILE_ROWS = 16
-
-# Below this many scores (rows by context by key heads) one thread is as fast: it does some 20 a microsecond, and
-# waking a second one takes 35 to 70 µs (2-core AVX-512 machine, 3 query heads of 64 a key head).
-MIN_PARALLEL_SCORES = 2000
+Counter = NDArray[np.int64]
 
 _LOWEST = np.float32(np.finfo(np.float32).min)
+_COLUMNS = SHAPE.columns
+_MAX_ROWS = SHAPE.max_rows
+_FLOAT_BYTES = 4
+_PANEL_ROW_BYTES = _COLUMNS * _FLOAT_BYTES
+_LINE_BYTES = 64  # of the caches
+_LARGEST = np.float32(np.finfo(np.float32).max)
+
+# Rows of a tile: with 3 query heads of 64 to a key head their sums and queries take 24 KB, beside the 16 KB of a
+# block's keys and values.
+MAX_TILE_ROWS = 16
+# Items for each thread, where there are rows enough: with fewer, the threads end at different times.
+_ITEMS_A_THREAD = 4
+
+_multiply = float32_tile(SHAPE)
+_add = adding_tile(SHAPE)
+_step = softmax_step(SHAPE)
 
 
 class _Call(NamedTuple):
     """The arguments of one call, as the compiled functions take them. `softcap` counts only where `capped`."""
 
     q_TND: Floats
-    key_PKHD: Floats
-    value_PKHD: Floats
-    block_table_SB: Indices
-    query_start_S1: Indices
-    context_len_S: Indices
     out_TND: Floats
+    key: int  # address of the layer's [P, H, K / C, D, C], C columns of a tile
+    value: int  # of [P, H, D / C, K, C]
+    n_kv_heads: int
+    block_size: int
     scale: np.float32
     window: int
     capped: bool
     softcap: np.float32
 
 
-class _State(NamedTuple):
-    """Per row and query head: the highest score so far, and sums relative to it; `scores` is one block's."""
+class _Scratch(NamedTuple):
+    """One thread's working memory for the G heads of each of a tile's rows, here together M = rows · G."""
 
-    highest: Floats
-    total: Floats
-    sums: Floats
-    scores: Floats
+    q_MD: Floats
+    scores: Floats  # [K / C, M, C]: of one block, then the weights
+    sums: Floats  # [D / C, M, C]
+    highest_M: Floats  # score so far
+    total_M: Floats  # of the weights, relative to the highest
+    factor_M: Floats  # for the sums so far
 
 
 def paged_attention(
     q_TND: Tensor,
     cache: KVCache,
     layer: int,
-    block_table_SB: Tensor,
-    query_start_S1: Tensor,
-    context_len_S: Tensor,
+    plan: AttentionPlan,
     *,
     scale: float,
     window: int | None,
     softcap: float | None,
-    n_threads: int,
+    crew: Crew,
 ) -> Tensor:
     """`softmax(cap(q · k * scale)) · v` over the visible positions; `[T, N, D]`. See `api.Ops.paged_attention`."""
-    key_PKHD, value_PKHD = cache.key[layer], cache.value[layer]
-    n_heads, n_kv_heads = q_TND.shape[1], key_PKHD.shape[2]
+    assert isinstance(plan, CpuPlan), "a plan from `plan_attention`"
+    key, value = cache.key[layer], cache.value[layer]
+    n_heads, n_kv_heads = q_TND.shape[1], key.shape[1]
     assert n_heads % n_kv_heads == 0, f"{n_heads} query heads do not divide into {n_kv_heads} key heads"
-    assert q_TND.shape[2] == key_PKHD.shape[3], f"head dimension {q_TND.shape[2]} against {key_PKHD.shape[3]}"
-    for index in (block_table_SB, query_start_S1, context_len_S):
-        assert index.dtype == torch.int32, f"index tensors are int32, not {index.dtype}"
-    n_sequences = context_len_S.shape[0]
-    assert block_table_SB.shape[0] == n_sequences == query_start_S1.shape[0] - 1, "one table row a chunk"
+    assert q_TND.shape[2] == key.shape[3], f"head dimension {q_TND.shape[2]} against {key.shape[3]}"
     q_TND = q_TND.contiguous()
-    out_TND = q_TND.new_empty(q_TND.shape)
+    out_TND = torch.empty_like(q_TND)
     call = _Call(
         q_TND=q_TND.numpy(),
-        key_PKHD=key_PKHD.numpy(),
-        value_PKHD=value_PKHD.numpy(),
-        block_table_SB=block_table_SB.contiguous().numpy(),
-        query_start_S1=query_start_S1.numpy(),
-        context_len_S=context_len_S.numpy(),
         out_TND=out_TND.numpy(),
+        key=key.data_ptr(),
+        value=value.data_ptr(),
+        n_kv_heads=n_kv_heads,
+        block_size=cache.block_size,
         scale=np.float32(scale),
-        window=context_limit(cache) if window is None else window,
+        window=cache.n_blocks * cache.block_size if window is None else window,
         capped=softcap is not None,
         softcap=np.float32(1.0 if softcap is None else softcap),
     )
-    if n_threads == 1 or _count_scores(call) < MIN_PARALLEL_SCORES:
-        _attend_here(call)
-    else:
-        numba.set_num_threads(n_threads)  # here, because Numba keeps it per calling thread
-        with pool_lock:
-            _attend_in_pool(call, n_threads)
+    crew.run(_attend, call, plan)
     return out_TND
 
 
-def context_limit(cache: KVCache) -> int:
-    """Positions in the whole pool: a window of this length hides nothing."""
-    return cache.n_blocks * cache.block_size
+@compiled(exact=True)
+def _n_panels(n_columns: int) -> int:
+    return -(-n_columns // _COLUMNS)
 
 
-@compiled()
-def _count_scores(call: _Call) -> int:
-    """Scores per key head times key heads, counting every row as if it saw its chunk's whole context."""
-    n_scores: int = 0
-    for s in range(len(call.context_len_S)):
-        n_scores += (call.query_start_S1[s + 1] - call.query_start_S1[s]) * call.context_len_S[s]
-    return int(n_scores * call.key_PKHD.shape[2])
-
-
-@compiled()
-def _deal_items(call: _Call, n_threads: int) -> tuple[Indices, Indices]:
-    """Items `[n, 4]` of (sequence, first row, row after the last, key head) and the thread each one goes to."""
-    starts, n_kv_heads = call.query_start_S1, call.key_PKHD.shape[2]
-    n_items = 0
-    for s in range(len(call.context_len_S)):
-        n_items += (starts[s + 1] - starts[s] + TILE_ROWS - 1) // TILE_ROWS * n_kv_heads
-    items = np.empty((n_items, 4), np.int32)
-    thread = np.empty(n_items, np.int32)
-    n_scores = np.zeros(n_threads, np.int64)
-    i = 0
-    for s in range(len(call.context_len_S)):
-        for first in range(starts[s], starts[s + 1], TILE_ROWS):
-            after = min(first + TILE_ROWS, starts[s + 1])
-            longest = call.context_len_S[s] - (starts[s + 1] - after)
-            for kv_head in range(n_kv_heads):
-                items[i, 0], items[i, 1], items[i, 2], items[i, 3] = s, first, after, kv_head
-                thread[i] = np.argmin(n_scores)
-                n_scores[thread[i]] += (after - first) * longest
-                i += 1
-    return items, thread
-
-
-@compiled()
-def _score(
-    q_TND: Floats,
-    row: int,
-    head: int,
-    key_PKHD: Floats,
-    block: int,
-    slot: np.uint64,
-    kv_head: int,
-    n: int,
-    scale: np.float32,
-    capped: bool,
-    softcap: np.float32,
-    scores: Floats,
-) -> np.float32:
-    """Fill `scores[:n]` with those of `n` slots of a block, from `slot` on, and return the highest."""
-    highest = _LOWEST
-    for j in range(n):
-        score = np.float32(0)
-        for d in range(q_TND.shape[2]):
-            score += q_TND[row, head, d] * key_PKHD[block, slot + np.uint64(j), kv_head, d]
-        score *= scale
-        if capped:
-            score = softcap * np.float32(math.tanh(score / softcap))
-        scores[j] = score
-        if score > highest:
-            highest = score
-    return highest
-
-
-@compiled()
-def _weigh(scores: Floats, n: int, peak: np.float32) -> np.float32:
-    """Turn `scores[:n]` into weights relative to `peak`, in place, and return their sum."""
-    total = np.float32(0)
-    for j in range(n):
-        weight = exp_of_negative(scores[j] - peak)
-        scores[j] = weight
-        total += weight
-    return total
-
-
-@compiled()
-def _accumulate(
-    sums: Floats,
-    i: int,
-    shrink: np.float32,
-    weights: Floats,
-    value_PKHD: Floats,
-    block: int,
-    slot: np.uint64,
-    kv_head: int,
-    n: int,
-) -> None:
-    """`sums[i] = sums[i] * shrink + weights[:n] · values`, four slots a pass to load and store the sums less."""
-    if shrink != np.float32(1):
-        for d in range(value_PKHD.shape[3]):
-            sums[i, d] *= shrink
-    n_by_four = n - n % 4
-    for j in range(0, n_by_four, 4):
-        w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
-        s0 = slot + np.uint64(j)
-        s1, s2, s3 = s0 + np.uint64(1), s0 + np.uint64(2), s0 + np.uint64(3)
-        for d in range(value_PKHD.shape[3]):
-            sums[i, d] += (
-                w0 * value_PKHD[block, s0, kv_head, d]
-                + w1 * value_PKHD[block, s1, kv_head, d]
-                + w2 * value_PKHD[block, s2, kv_head, d]
-                + w3 * value_PKHD[block, s3, kv_head, d]
-            )
-    for j in range(n_by_four, n):
-        weight = weights[j]
-        for d in range(value_PKHD.shape[3]):
-            sums[i, d] += weight * value_PKHD[block, slot + np.uint64(j), kv_head, d]
-
-
-@compiled()
-def _attend_item(call: _Call, s: int, first: int, after: int, kv_head: int, state: _State) -> None:
-    """Online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867) over the blocks, rows inside."""
-    # Unpacked once, and no slices below: each costs an atomic reference count, which halved the speed in a loop.
-    q, key, value, table, starts, lengths, out, scale, window, capped, softcap = call
-    highest, total, sums, scores = state
-    block_size, group = key.shape[1], q.shape[1] // key.shape[2]
-    n_rows = after - first
-    first_position = lengths[s] - (starts[s + 1] - first)
-    highest[:] = _LOWEST
-    total[:] = np.float32(0)
-    sums[:] = np.float32(0)
-    first_block = max(0, first_position - window + 1) // block_size
-    for b in range(first_block, (first_position + n_rows - 1) // block_size + 1):
-        block = table[s, b]
-        for r in range(n_rows):
-            position = first_position + r
-            first_slot = max(0, position - window + 1 - b * block_size)
-            n = min(block_size, position + 1 - b * block_size) - first_slot
-            if n <= 0:
-                continue
-            slot = np.uint64(first_slot)
-            for g in range(group):
-                i, head = r * group + g, kv_head * group + g
-                peak = _score(q, first + r, head, key, block, slot, kv_head, n, scale, capped, softcap, scores)
-                peak = max(peak, highest[i])
-                shrink = exp_of_negative(highest[i] - peak)
-                highest[i] = peak
-                total[i] = total[i] * shrink + _weigh(scores, n, peak)
-                _accumulate(sums, i, shrink, scores, value, block, slot, kv_head, n)
-    for r in range(n_rows):
-        for g in range(group):
-            for d in range(out.shape[2]):
-                out[first + r, kv_head * group + g, d] = sums[r * group + g, d] / total[r * group + g]
-
-
-@compiled()
-def _attend_share(call: _Call, items: Indices, thread: Indices, t: int) -> None:
-    """Do the items of thread `t`."""
-    n_states = TILE_ROWS * (call.q_TND.shape[1] // call.key_PKHD.shape[2])
-    state = _State(
-        np.empty(n_states, np.float32),
-        np.empty(n_states, np.float32),
-        np.empty((n_states, call.q_TND.shape[2]), np.float32),
-        np.empty(call.key_PKHD.shape[1], np.float32),
+@compiled(exact=True)
+def _borrowed(call: _Call, plan: CpuPlan) -> tuple[_Call, CpuPlan]:
+    """The same without counted references; both must outlive it."""
+    borrowed_call = _Call(
+        borrowed(call.q_TND),
+        borrowed(call.out_TND),
+        call.key,
+        call.value,
+        call.n_kv_heads,
+        call.block_size,
+        call.scale,
+        call.window,
+        call.capped,
+        call.softcap,
     )
-    for i in range(len(items)):
-        if thread[i] == t:
-            _attend_item(call, items[i, 0], items[i, 1], items[i, 2], items[i, 3], state)
+    borrowed_plan = CpuPlan(
+        borrowed(plan.block_table), borrowed(plan.rows), borrowed(plan.positions), borrowed(plan.sequences)
+    )
+    return borrowed_call, borrowed_plan
 
 
-@compiled()
-def _attend_here(call: _Call) -> None:
-    """All items in the calling thread."""
-    items, thread = _deal_items(call, 1)
-    _attend_share(call, items, thread, 0)
+@compiled(exact=True)
+def _numbers_a_state(call: _Call) -> int:
+    head_dim: int = call.q_TND.shape[2]
+    return head_dim + (_n_panels(call.block_size) + _n_panels(head_dim)) * _COLUMNS + 3
 
 
-@compiled(parallel=True)
-def _attend_in_pool(call: _Call, n_threads: int) -> None:
-    """Every thread of Numba's pool does its share."""
-    items, thread = _deal_items(call, n_threads)
-    for t in prange(n_threads):
-        _attend_share(call, items, thread, t)
+@compiled(exact=True)
+def _scratch(room: Floats, n_states: int, call: _Call) -> _Scratch:
+    """One thread's, in its part of the room."""
+    head_dim = call.q_TND.shape[2]
+    q_end = n_states * head_dim
+    scores_end = q_end + n_states * _n_panels(call.block_size) * _COLUMNS
+    sums_end = scores_end + n_states * _n_panels(head_dim) * _COLUMNS
+    return _Scratch(
+        room[:q_end].reshape((n_states, head_dim)),
+        room[q_end:scores_end].reshape((-1, n_states, _COLUMNS)),
+        room[scores_end:sums_end].reshape((-1, n_states, _COLUMNS)),
+        room[sums_end : sums_end + n_states],
+        room[sums_end + n_states : sums_end + 2 * n_states],
+        room[sums_end + 2 * n_states : sums_end + 3 * n_states],
+    )
+
+
+@compiled(exact=True)
+def _attend_items(
+    call: _Call, plan: CpuPlan, tile_rows: int, room: Floats, rooms_taken: Counter, taken: Counter
+) -> None:
+    """Do items while there are any: item i is tile `i // H` and key head `i % H`.
+
+    Tile j owns the entries `j * tile_rows : (j + 1) * tile_rows` of the plan.
+    """
+    n_kv_heads = call.n_kv_heads
+    call, plan = _borrowed(call, plan)
+    scratch = _scratch(borrowed(room)[take(rooms_taken, 1)], tile_rows * call.q_TND.shape[1] // n_kv_heads, call)
+    n_rows = len(plan.rows)
+    n_items = -(-n_rows // tile_rows) * n_kv_heads
+    i = take(taken, 1)
+    while i < n_items:
+        first = i // n_kv_heads * tile_rows
+        end = min(n_rows, first + tile_rows)
+        after = end
+        while first < end:
+            # What a row does not see weighs nothing, but nothing times a NaN is one: then each row by itself.
+            if _attend_rows(call, plan, first, after, i % n_kv_heads, scratch) or after == first + 1:
+                first, after = after, after + 1
+            else:
+                after = first + 1
+        i = take(taken, 1)
+
+
+_share_items = shared(_attend_items)
+
+
+@compiled(exact=True)
+def _attend(cells: Cells, call: _Call, plan: CpuPlan) -> None:
+    n_tiles = n_threads(cells) * _ITEMS_A_THREAD // call.n_kv_heads + 1
+    tile_rows = min(MAX_TILE_ROWS, len(plan.rows) // n_tiles + 1)
+    n_states = tile_rows * call.q_TND.shape[1] // call.n_kv_heads
+    room = np.empty((n_threads(cells), n_states * _numbers_a_state(call)), np.float32)
+    _share_items(cells, call, plan, tile_rows, room, np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+
+@compiled(exact=True)
+def _attend_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> bool:
+    """Online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867) over the blocks, rows inside.
+
+    Returns whether all results are finite.
+    """
+    block_size, window = call.block_size, call.window
+    _begin_rows(call, plan, begin, end, kv_head, scratch)
+    first_block, last_block = 1 << 30, -1
+    for r in range(begin, end):
+        position = plan.positions[r]
+        first_block = min(first_block, max(0, position - window + 1) // block_size)
+        last_block = max(last_block, position // block_size)
+    for b in range(first_block, last_block + 1):
+        r = begin
+        while r < end:
+            block = _block_of(plan, r, b, block_size, window)
+            after = r + 1
+            while after < end and _block_of(plan, after, b, block_size, window) == block:
+                after += 1
+            following = (
+                _block_of(plan, after, b, block_size, window)
+                if after < end
+                else _block_of(plan, begin, b + 1, block_size, window)
+            )
+            if following >= 0:
+                _fetch_ahead(*_keys(call, following, kv_head))
+                _fetch_ahead(*_values(call, following, kv_head))
+            if block >= 0:
+                _attend_block(call, plan, scratch, kv_head, b, block, begin, r, after)
+            r = after
+    return _finish_rows(call, plan, begin, end, kv_head, scratch)
+
+
+@compiled(exact=True)
+def _begin_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> None:
+    q_TND, q_MD = call.q_TND, scratch.q_MD
+    group = q_TND.shape[1] // call.n_kv_heads
+    for r in range(begin, end):
+        for g in range(group):
+            m = (r - begin) * group + g
+            scratch.highest_M[m], scratch.total_M[m] = _LOWEST, np.float32(0)
+            for d in range(q_MD.shape[1]):
+                q_MD[m, d] = q_TND[plan.rows[r], kv_head * group + g, d] * call.scale
+            for p in range(scratch.sums.shape[0]):
+                for c in range(_COLUMNS):
+                    scratch.sums[p, m, c] = np.float32(0)
+
+
+@compiled(exact=True)
+def _finish_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> bool:
+    group = call.q_TND.shape[1] // call.n_kv_heads
+    is_finite = True
+    for r in range(begin, end):
+        for g in range(group):
+            m, out_D = (r - begin) * group + g, call.out_TND[plan.rows[r], kv_head * group + g]
+            inverse = np.float32(1) / scratch.total_M[m]
+            for p in range(scratch.sums.shape[0]):
+                for c in range(min(_COLUMNS, len(out_D) - p * _COLUMNS)):
+                    result = scratch.sums[p, m, c] * inverse
+                    is_finite &= abs(result) <= _LARGEST
+                    out_D[p * _COLUMNS + c] = result
+    return is_finite
+
+
+@compiled(exact=True)
+def _block_of(plan: CpuPlan, r: int, b: int, block_size: int, window: int) -> int:
+    """The block that row `r` of the plan sees at index `b`, -1 where it sees nothing there."""
+    position = plan.positions[r]
+    if b > position // block_size or (b + 1) * block_size <= position - window + 1:
+        return -1
+    return int(plan.block_table[plan.sequences[r], b])
+
+
+@compiled(exact=True)
+def _keys(call: _Call, block: int, kv_head: int) -> tuple[int, int]:
+    """Address and bytes of a head's keys in a block."""
+    n_bytes = _n_panels(call.block_size) * call.q_TND.shape[2] * _PANEL_ROW_BYTES
+    return call.key + (block * call.n_kv_heads + kv_head) * n_bytes, n_bytes
+
+
+@compiled(exact=True)
+def _values(call: _Call, block: int, kv_head: int) -> tuple[int, int]:
+    """Address and bytes of a head's values in a block."""
+    n_bytes = _n_panels(call.q_TND.shape[2]) * call.block_size * _PANEL_ROW_BYTES
+    return call.value + (block * call.n_kv_heads + kv_head) * n_bytes, n_bytes
+
+
+@compiled(exact=True)
+def _fetch_ahead(address: int, n_bytes: int) -> None:
+    """Ask for a head's part of a block: hardware does not, across pages of memory."""
+    for offset in range(0, n_bytes, _LINE_BYTES):
+        fetch_ahead(address + offset)
+
+
+@compiled(exact=True)
+def _attend_block(
+    call: _Call,
+    plan: CpuPlan,
+    scratch: _Scratch,
+    kv_head: int,
+    b: int,
+    block: int,
+    begin: int,
+    first: int,
+    after: int,
+) -> None:
+    """Rows `first` to `after` of the plan over one block; their tile begins at row `begin`."""
+    block_size, head_dim = call.block_size, call.q_TND.shape[2]
+    group, n_key_panels = call.q_TND.shape[1] // call.n_kv_heads, scratch.scores.shape[0]
+    start, stop = (first - begin) * group, (after - begin) * group
+    q, scores, sums = scratch.q_MD.ctypes.data, scratch.scores.ctypes.data, scratch.sums.ctypes.data
+    highest, total = scratch.highest_M.ctypes.data, scratch.total_M.ctypes.data
+    factor = scratch.factor_M.ctypes.data
+    q_stride, panel_bytes = head_dim * _FLOAT_BYTES, scratch.scores.shape[1] * _PANEL_ROW_BYTES
+    keys, values = _keys(call, block, kv_head)[0], _values(call, block, kv_head)[0]
+    for m in range(start, stop, _MAX_ROWS):
+        for p in range(n_key_panels):
+            panel, out = keys + p * head_dim * _PANEL_ROW_BYTES, scores + p * panel_bytes + m * _PANEL_ROW_BYTES
+            _multiply(min(_MAX_ROWS, stop - m), q + m * q_stride, q_stride, panel, head_dim, out)
+    first_slot, after_slot = block_size, 0
+    for m in range(start, stop):
+        position = plan.positions[begin + m // group]
+        low, high = position - call.window + 1 - b * block_size, min(block_size, position + 1 - b * block_size)
+        first_slot, after_slot = min(first_slot, max(0, low)), max(after_slot, high)
+        if call.capped:
+            for p in range(n_key_panels):
+                for c in range(_COLUMNS):
+                    capped = np.float32(math.tanh(scratch.scores[p, m, c] / call.softcap))
+                    scratch.scores[p, m, c] = call.softcap * capped
+        row, offset = scores + m * _PANEL_ROW_BYTES, m * _FLOAT_BYTES
+        _step(row, panel_bytes, n_key_panels, low, high, highest + offset, total + offset, factor + offset)
+    for p in range(first_slot // _COLUMNS, -(-after_slot // _COLUMNS)):  # panels of scores
+        k, after_k = max(first_slot, p * _COLUMNS), min(after_slot, (p + 1) * _COLUMNS)
+        weights = scores + p * panel_bytes + (k - p * _COLUMNS) * _FLOAT_BYTES
+        for m in range(start, stop, _MAX_ROWS):
+            row, height, factors = (
+                weights + m * _PANEL_ROW_BYTES,
+                min(_MAX_ROWS, stop - m),
+                factor + m * _FLOAT_BYTES,
+            )
+            for v in range(scratch.sums.shape[0]):
+                panel = values + (v * block_size + k) * _PANEL_ROW_BYTES
+                out = sums + (v * scratch.sums.shape[1] + m) * _PANEL_ROW_BYTES
+                _add(height, row, _PANEL_ROW_BYTES, panel, after_k - k, out, factors)
+        for m in range(start, stop):
+            scratch.factor_M[m] = np.float32(1)

@@ -1,12 +1,17 @@
 """Numba's compiler behind one typed decorator.
 
-Numba's cache notices a changed kernel file, but not a change here: after one, delete `cpu/__pycache__/*.nb*`.
+Machine code is kept on disk. Numba takes it from there only for the same processor and the same file, and does not
+notice a change in another file that the function calls into, nor one here. So the kept functions carry a digest of
+all files of this folder in their names: whatever changes, they are compiled anew.
 """
 
+import hashlib
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numba.extending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,15 +20,27 @@ R = TypeVar("R")
 # lanes and multiply-adds fused, but a NaN in a key still reaches the output instead of becoming a wrong number.
 _SAFE_FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
+_DIGEST = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()[:12]
 
-def compiled(*, parallel: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+
+def compiled(*, exact: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile at the first call with each set of argument types, and keep the machine code on disk.
 
-    The compiled function runs without the GIL. `parallel` lets it use `numba.prange`.
+    The compiled function runs without the GIL. `exact` rounds every operation as it is written; otherwise sums may
+    be reordered and multiply-adds fused.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        jit = numba.njit(cache=True, parallel=parallel, nogil=True, fastmath=_SAFE_FAST_MATH, error_model="numpy")
+        function.__qualname__ = f"{function.__qualname__}_{_DIGEST}"
+        fast_math = False if exact else _SAFE_FAST_MATH
+        jit = numba.njit(cache=True, nogil=True, fastmath=fast_math, error_model="numpy")
         return cast("Callable[P, R]", jit(function))
 
     return decorate
+
+
+def intrinsic(function: Callable[..., object]) -> Any:
+    """A function for compiled code, written as LLVM instructions; see `numba.extending.intrinsic`."""
+    return numba.extending.intrinsic(function)

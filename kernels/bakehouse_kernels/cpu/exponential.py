@@ -6,9 +6,14 @@ import numpy as np
 
 from bakehouse_kernels.cpu.compile import compiled
 
-_LOG2_E = np.float32(math.log2(math.e))
-_LN_2 = np.float32(math.log(2.0))
-_SMALLEST_EXPONENT = np.float32(-126.0)
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+SMALLEST_EXPONENT = -126.0
+SERIES = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+
+_LOG2_E = np.float32(LOG2_E)
+_LN_2 = np.float32(LN_2)
+_SMALLEST_EXPONENT = np.float32(SMALLEST_EXPONENT)
 
 
 @compiled()

@@ -1,48 +1,88 @@
-"""`Ops` of the served CPU path, in float32."""
+"""`Ops` of the served CPU path, in float32, or with matrix products in int8."""
 
 import torch
 from torch import Tensor
 
-from bakehouse_kernels.cpu.attention import MIN_PARALLEL_SCORES, paged_attention
-from bakehouse_kernels.cpu.cache import copy_blocks, write_kv
-from bakehouse_kernels.cpu.linear import linear, pack
-from bakehouse_kernels.cpu.pool import choose_layer
+from bakehouse_kernels.api import AttentionPlan, Packed
+from bakehouse_kernels.cpu.attention import paged_attention
+from bakehouse_kernels.cpu.attention_plan import plan_attention
+from bakehouse_kernels.cpu.cache import copy_blocks, new_cache, rope_and_write
+from bakehouse_kernels.cpu.packing import PackedWeight, Quantize, pack, pack_gated
+from bakehouse_kernels.cpu.pool import Crew
+from bakehouse_kernels.cpu.products import add_linear, linear
 from bakehouse_kernels.cpu.rms_norm import rms_norm
-from bakehouse_kernels.cpu.rope import rope
-from bakehouse_kernels.cpu.silu_mul import silu_mul
-from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.cpu.survey import survey
+from bakehouse_kernels.layout import KVCache, Survey
 
 
 class CpuOps:
     """Compiled operations whose machine code is all ready once this is built. Any thread may call.
 
-    The row operations run in the calling thread: up to 256 rows that is faster than waking others. Attention
-    spreads over `n_threads`, which is also what torch's matrix products get, in the whole process.
+    What is worth it spreads over `n_threads`, which is also what torch's own operators get, in the whole process.
     """
 
-    def __init__(self, n_threads: int) -> None:
-        """Takes some 10 s where the machine code is not on disk yet, otherwise 1 s."""
+    def __init__(self, n_threads: int, *, quantize: Quantize = "none") -> None:
+        """Takes some 30 s where the machine code is not on disk yet, otherwise 1 s.
+
+        With `quantize` int8, weights are rounded per column as they are packed, inputs of products per row.
+        """
         self._n_threads = n_threads
+        self._crew = Crew(n_threads)
+        self._quantize = quantize
         torch.set_num_threads(n_threads)
-        choose_layer()
         self._compile()
 
-    pack = staticmethod(pack)
-    linear = staticmethod(linear)
-    rms_norm = staticmethod(rms_norm)
-    rope = staticmethod(rope)
-    silu_mul = staticmethod(silu_mul)
-    write_kv = staticmethod(write_kv)
+    new_cache = staticmethod(new_cache)
     copy_blocks = staticmethod(copy_blocks)
+
+    def pack(self, weight_IO: Tensor) -> Packed:
+        """The weight in panels; a copy."""
+        return pack(weight_IO, self._quantize)
+
+    def pack_gated(self, weight_EF2: Tensor) -> Packed:
+        """Gate and up in panels of both; a copy."""
+        return pack_gated(weight_EF2, self._quantize)
+
+    def linear(self, x_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> Tensor:
+        """`x @ weight + bias`; `[T, O]`."""
+        assert isinstance(packed, PackedWeight), "a weight from `pack`"
+        assert not packed.gated, "a weight from `pack`, not `pack_gated`"
+        return linear(x_TI, packed, bias_O, self._crew)
+
+    def add_linear(self, x_TO: Tensor, input_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> None:
+        """`x += input @ weight + bias`."""
+        assert isinstance(packed, PackedWeight), "a weight from `pack`"
+        assert not packed.gated, "a weight from `pack`, not `pack_gated`"
+        add_linear(x_TO, input_TI, packed, bias_O, self._crew)
+
+    def gated_linear(self, x_TE: Tensor, packed: Packed, bias_F2: Tensor | None = None) -> Tensor:
+        """`silu(x @ gate + bias) * (x @ up + bias)`; `[T, F]`."""
+        assert isinstance(packed, PackedWeight), "a weight from `pack_gated`"
+        assert packed.gated, "a weight from `pack_gated`, not `pack`"
+        return linear(x_TE, packed, bias_F2, self._crew)
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x²) + eps) * weight`; `[T, E]`."""
+        return rms_norm(x_TE, weight_E, eps, self._crew)
+
+    def rope_and_write(
+        self, qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: KVCache, layer: int, slots_T: Tensor
+    ) -> Tensor:
+        """Rotate queries and keys, write keys and values; the rotated queries, `[T, N, D]`."""
+        return rope_and_write(qkv_TX, cos_TD, sin_TD, cache, layer, slots_T, self._crew)
+
+    def plan_attention(
+        self, block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor
+    ) -> AttentionPlan:
+        """The chunks of a step, for all layers."""
+        return plan_attention(block_table_SB, query_start_S1, context_len_S)
 
     def paged_attention(
         self,
         q_TND: Tensor,
         cache: KVCache,
         layer: int,
-        block_table_SB: Tensor,
-        query_start_S1: Tensor,
-        context_len_S: Tensor,
+        plan: AttentionPlan,
         *,
         scale: float,
         window: int | None = None,
@@ -50,37 +90,24 @@ class CpuOps:
     ) -> Tensor:
         """Causal attention of ragged queries over the cache; `[T, N, D]`. See `api.Ops.paged_attention`."""
         return paged_attention(
-            q_TND,
-            cache,
-            layer,
-            block_table_SB,
-            query_start_S1,
-            context_len_S,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            n_threads=self._n_threads,
+            q_TND, cache, layer, plan, scale=scale, window=window, softcap=softcap, crew=self._crew
         )
+
+    def survey(self, logits_RV: Tensor, temperature_R: Tensor, n_best: int) -> Survey:
+        """The best ids of each row, and its weights summed. See `api.Ops.survey`."""
+        return survey(logits_RV, temperature_R, n_best, self._crew)
 
     def _compile(self) -> None:
         """Call every kernel once with each set of argument types, so that no request waits for the compiler."""
-        ones = torch.ones(2, 4)
-        self.rms_norm(ones, torch.ones(4), 1e-5)
-        self.silu_mul(ones)
-        heads = ones.view(2, 1, 4)
-        for x_THD in (heads, heads[:, :, :2]):  # contiguous, and a view of a fused projection
-            self.rope(x_THD, ones[:, : x_THD.shape[2]], ones[:, : x_THD.shape[2]])
-        for n_rows in (1, MIN_PARALLEL_SCORES):  # in this thread, and in the pool
-            self._attend_ones(n_rows)
+        self.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)
+        self.linear(torch.ones(1, 4), self.pack(torch.ones(4, 4)))
+        self._attend_ones()
+        self.survey(torch.ones(2, 4), torch.ones(2), 1)
 
-    def _attend_ones(self, n_rows: int) -> None:
-        shape = (1, n_rows, 1, 4)
-        self.paged_attention(
-            torch.ones(n_rows, 1, 4),
-            KVCache(key=(torch.ones(shape),), value=(torch.ones(shape),)),
-            0,
-            torch.zeros(1, 1, dtype=torch.int32),
-            torch.tensor([0, n_rows], dtype=torch.int32),
-            torch.tensor([n_rows], dtype=torch.int32),
-            scale=1.0,
-        )
+    def _attend_ones(self) -> None:
+        cache = self.new_cache(n_layers=1, n_blocks=1, block_size=1, n_kv_heads=1, head_dim=2)
+        ones = torch.ones(1, 2)
+        q_TND = self.rope_and_write(torch.ones(1, 6), ones, ones, cache, 0, torch.zeros(1, dtype=torch.int64))
+        zero, both = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+        plan = self.plan_attention(zero, both, both[1:])
+        self.paged_attention(q_TND, cache, 0, plan, scale=1.0)

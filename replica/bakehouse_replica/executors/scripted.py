@@ -22,6 +22,7 @@ from threading import Event
 from time import perf_counter
 
 import torch
+from bakehouse_kernels.reference import ReferenceOps
 from torch import Tensor
 
 from bakehouse_replica.core.sampling import SamplingParams
@@ -104,6 +105,7 @@ class ScriptedExecutor:
         self._script = script
         self._capacity = capacity
         self._constraints = constraints
+        self._ops = ReferenceOps()
         self._before_step = before_step
         self._cache = TokenCache(capacity)
         self._token_bytes = script.token_bytes()
@@ -175,6 +177,7 @@ class ScriptedExecutor:
             self._break_where_told(choice.sample.output_index)
         logits_RV = torch.stack([self._logits(choice.reply, choice.sample.output_index) for choice in choices])
         drawn = draw(
+            self._ops,
             logits_RV,
             [choice.sample for choice in choices],
             [choice.position for choice in choices],
@@ -187,7 +190,7 @@ class ScriptedExecutor:
         """Log-probabilities of prompt tokens, each by the token that stands before it."""
         rows = chunk.token_ids[score.first_row : score.first_row + len(score.target_ids)]
         logits_RV = torch.stack([self._prompt_logits(token_id) for token_id in rows])
-        logprobs = token_logprobs(logits_RV, score.target_ids, score.n_top)
+        logprobs = token_logprobs(self._ops, logits_RV, score.target_ids, score.n_top)
         return Scored(sequence_id=chunk.sequence_id, logprobs=tuple(logprobs))
 
     def _prompt_logits(self, token_id: int) -> Tensor:

@@ -3,8 +3,6 @@
 Shape legend in `bakehouse_kernels.layout`; R counts rows whose logits are wanted, V the vocabulary.
 """
 
-from dataclasses import replace
-
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
@@ -12,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from bakehouse_replica.model.batch import BatchTensors
-from bakehouse_replica.model.layers import attention, feed_forward, rope_rows
+from bakehouse_replica.model.layers import Step, feed_forward, pack_layer, rope_rows
 from bakehouse_replica.model.spec import ModelSpec
-from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
+from bakehouse_replica.model.weights import DecoderWeights
 
 
 class Decoder:
@@ -25,9 +23,9 @@ class Decoder:
         self._embedding_VE = weights.embedding_VE
         self._final_norm_E = weights.final_norm_E
         self._ops = ops
-        self._layers = tuple(_packed(layer, ops) for layer in weights.layers)
+        self._layers = tuple(pack_layer(layer, ops) for layer in weights.layers)
         # A tied embedding stands in memory twice: rows are looked up in it, which the packed form cannot do.
-        self._head_EV = ops.pack(weights.head_VE.t())
+        self._head = ops.pack(weights.head_VE.t())
         device = weights.embedding_VE.device
         self._rope_frequencies_D2 = torch.tensor(spec.rope_frequencies, dtype=torch.float32, device=device)
 
@@ -37,33 +35,46 @@ class Decoder:
         return self._spec.vocabulary_size
 
     @torch.inference_mode()
-    def forward(self, batch: BatchTensors, cache: KVCache) -> Tensor:
-        """What the last layer makes of each token, `[T, E]`; `logits` of the rows that are wanted.
+    def forward(self, batch: BatchTensors, cache: KVCache, wanted_R: Tensor | None = None) -> Tensor:
+        """What the last layer makes of the tokens whose rows are `wanted` (int64; None: of all), `[R, E]`.
 
         Writes the keys and values of all tokens into `cache`, which must hold those of the contexts before them.
         """
         spec, ops = self._spec, self._ops
         x_TE = functional.embedding(batch.token_ids_T, self._embedding_VE)
-        rope = rope_rows(self._rope_frequencies_D2, batch.positions_T, spec.rope_gain)
-        for layer, layer_weights in enumerate(self._layers):
-            normed_TE = ops.rms_norm(x_TE, layer_weights.attention_norm_E, spec.norm_eps)
-            x_TE = x_TE + attention(normed_TE, layer_weights, spec, ops, cache, layer, batch, rope)
-            normed_TE = ops.rms_norm(x_TE, layer_weights.feed_forward_norm_E, spec.norm_eps)
-            x_TE = x_TE + feed_forward(normed_TE, layer_weights, ops)
+        cos_TD, sin_TD = rope_rows(self._rope_frequencies_D2, batch.positions_T, spec.rope_gain)
+        plan = ops.plan_attention(batch.block_table_SB, batch.query_start_S1, batch.context_len_S)
+        step = Step(cos_TD=cos_TD, sin_TD=sin_TD, slots_T=batch.slots_T, plan=plan)
+        for layer in range(spec.n_layers - 1):
+            attended_TQ = self._attend(x_TE, layer, cache, step)
+            self._finish(x_TE, attended_TQ, layer)
+        # Of the last layer, a token that nobody wants needs its key and value alone.
+        last = spec.n_layers - 1
+        attended_TQ = self._attend(x_TE, last, cache, step)
+        if wanted_R is not None:
+            x_TE, attended_TQ = x_TE[wanted_R], attended_TQ[wanted_R]
+        self._finish(x_TE, attended_TQ, last)
         return x_TE
 
     @torch.inference_mode()
     def logits(self, x_RE: Tensor) -> Tensor:
         """The logits after some rows of `forward`, float32 `[R, V]`."""
         normed_RE = self._ops.rms_norm(x_RE, self._final_norm_E, self._spec.norm_eps)
-        return self._ops.linear(normed_RE, self._head_EV).float()
+        return self._ops.linear(normed_RE, self._head).float()
 
+    def _attend(self, x_TE: Tensor, layer: int, cache: KVCache, step: Step) -> Tensor:
+        """Write the tokens' keys and values, then attend; `[T, N·D]`."""
+        spec, ops, packed = self._spec, self._ops, self._layers[layer]
+        normed_TE = ops.rms_norm(x_TE, packed.attention_norm_E, spec.norm_eps)
+        qkv_TX = ops.linear(normed_TE, packed.qkv, packed.qkv_bias_X)
+        q_TND = ops.rope_and_write(qkv_TX, step.cos_TD, step.sin_TD, cache, layer, step.slots_T)
+        attended_TND = ops.paged_attention(
+            q_TND, cache, layer, step.plan, scale=spec.head_dim**-0.5, window=spec.window
+        )
+        return attended_TND.flatten(1)
 
-def _packed(layer: LayerWeights, ops: Ops) -> LayerWeights:
-    return replace(
-        layer,
-        qkv_EX=ops.pack(layer.qkv_EX),
-        output_QE=ops.pack(layer.output_QE),
-        gate_up_EF2=ops.pack(layer.gate_up_EF2),
-        down_FE=ops.pack(layer.down_FE),
-    )
+    def _finish(self, x_TE: Tensor, attended_TQ: Tensor, layer: int) -> None:
+        """What follows attention in a layer, added to `x`."""
+        packed = self._layers[layer]
+        self._ops.add_linear(x_TE, attended_TQ, packed.output, packed.output_bias_E)
+        feed_forward(x_TE, packed, self._ops, self._spec.norm_eps)

@@ -1,17 +1,57 @@
-"""The parts of a decoder layer as functions of weights, operations and one step's index tensors.
+"""The parts of a decoder layer as functions of weights, operations and one step's tensors.
 
-Matrices of `weights` are as `ops.pack` left them. Shape legend in `bakehouse_kernels.layout`; X is the fused width
-of query, key and value, (N + 2H)·D.
+Shape legend in `bakehouse_kernels.layout`; X is the fused width of query, key and value, (N + 2H)·D.
 """
 
+from dataclasses import dataclass
+
 import torch
-from bakehouse_kernels.api import Ops
-from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.api import AttentionPlan, Ops, Packed
 from torch import Tensor
 
-from bakehouse_replica.model.batch import BatchTensors
-from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """One layer's weights as the operations want them."""
+
+    attention_norm_E: Tensor
+    qkv: Packed
+    output: Packed
+    feed_forward_norm_E: Tensor
+    gate_up: Packed
+    down: Packed
+    qkv_bias_X: Tensor | None
+    output_bias_E: Tensor | None
+    gate_up_bias_F2: Tensor | None
+    down_bias_E: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all layers of one forward pass share."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+    slots_T: Tensor
+    plan: AttentionPlan
+
+
+def pack_layer(weights: LayerWeights, ops: Ops) -> PackedLayer:
+    """The layer, packed by `ops`."""
+    return PackedLayer(
+        attention_norm_E=weights.attention_norm_E,
+        qkv=ops.pack(weights.qkv_EX),
+        output=ops.pack(weights.output_QE),
+        feed_forward_norm_E=weights.feed_forward_norm_E,
+        gate_up=ops.pack_gated(weights.gate_up_EF2),
+        down=ops.pack(weights.down_FE),
+        qkv_bias_X=weights.qkv_bias_X,
+        output_bias_E=weights.output_bias_E,
+        gate_up_bias_F2=weights.gate_up_bias_F2,
+        down_bias_E=weights.down_bias_E,
+    )
 
 
 def rope_rows(frequencies_D2: Tensor, positions_T: Tensor, gain: float) -> tuple[Tensor, Tensor]:
@@ -24,38 +64,8 @@ def rope_rows(frequencies_D2: Tensor, positions_T: Tensor, gain: float) -> tuple
     return angles_TD.cos() * gain, angles_TD.sin() * gain
 
 
-def attention(
-    x_TE: Tensor,
-    weights: LayerWeights,
-    spec: ModelSpec,
-    ops: Ops,
-    cache: KVCache,
-    layer: int,
-    batch: BatchTensors,
-    rope: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Write the tokens' keys and values, then attend; `[T, E]`. Modifies the cache."""
-    n_rotated = spec.n_heads + spec.n_kv_heads
-    qkv_TX = ops.linear(x_TE, weights.qkv_EX, weights.qkv_bias_X)
-    qkv_TND = qkv_TX.view(-1, n_rotated + spec.n_kv_heads, spec.head_dim)
-    # One call for queries and keys: half as many launches.
-    rotated_TND = ops.rope(qkv_TND[:, :n_rotated], *rope)
-    q_TND, k_THD = rotated_TND[:, : spec.n_heads], rotated_TND[:, spec.n_heads :]
-    ops.write_kv(k_THD, qkv_TND[:, n_rotated:], cache, layer, batch.slots_T)
-    attended_TND = ops.paged_attention(
-        q_TND,
-        cache,
-        layer,
-        batch.block_table_SB,
-        batch.query_start_S1,
-        batch.context_len_S,
-        scale=spec.head_dim**-0.5,
-        window=spec.window,
-    )
-    return ops.linear(attended_TND.flatten(1), weights.output_QE, weights.output_bias_E)
-
-
-def feed_forward(x_TE: Tensor, weights: LayerWeights, ops: Ops) -> Tensor:
-    """The gated feed-forward network; `[T, E]`."""
-    gate_up_TF2 = ops.linear(x_TE, weights.gate_up_EF2, weights.gate_up_bias_F2)
-    return ops.linear(ops.silu_mul(gate_up_TF2), weights.down_FE, weights.down_bias_E)
+def feed_forward(x_TE: Tensor, layer: PackedLayer, ops: Ops, norm_eps: float) -> None:
+    """The gated feed-forward network of the normalised rows, added to `x`."""
+    normed_TE = ops.rms_norm(x_TE, layer.feed_forward_norm_E, norm_eps)
+    gated_TF = ops.gated_linear(normed_TE, layer.gate_up, layer.gate_up_bias_F2)
+    ops.add_linear(x_TE, gated_TF, layer.down, layer.down_bias_E)

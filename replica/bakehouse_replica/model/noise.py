@@ -7,24 +7,20 @@ the cumulative distribution, has as many edges as the vocabulary has tokens, and
 SmolLM2 off by 1e-5 of themselves change 1 of 12,000 tokens here and 324 there, in 158 of 200 texts of 60 tokens
 (at temperature 1; `replica/benchmarks/sampling.py`).
 
-Over a whole vocabulary the race has two rounds: blocks of `BLOCK` ids by the sums of their weights, then the
-tokens of the block that won. The distribution is the same, for V / BLOCK + BLOCK hashes instead of V.
+Over a whole vocabulary the race has two rounds: blocks of ids by the sums of their weights, then the tokens of the
+block that won. The distribution is the same, for V / C + C hashes instead of V.
 
 The hash is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) in integers of 64
 bits that wrap, started from a BLAKE2 of seed and position; times are float64.
 
-Shape legend: N draws from one row, V vocabulary, K tokens in the race, B blocks, C tokens of a block.
+Shape legend: N draws, V vocabulary, K tokens in the race, B blocks, C tokens of a block.
 """
 
 import hashlib
 import struct
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-BLOCK = 256  # near the root of the usual vocabularies, most of which it divides
 
 
 def _signed(value: int) -> int:
@@ -51,26 +47,17 @@ def exponential(key: Tensor, counter: Tensor) -> Tensor:
     return (hashed >> 12).double().add_(0.5).mul_(2.0**-52).add_(0.5).log_().neg_()
 
 
-def race(weight_K: Tensor, id_K: Tensor, keys: Sequence[int]) -> list[int]:
-    """The id that wins under each key. Weights are at least 0, in any scale; at least one is above."""
-    key_N1 = torch.tensor(keys, device=weight_K.device)[:, None]
-    winner_N = (exponential(key_N1, id_K) / weight_K.double()).argmin(dim=-1)
-    return id_K[winner_N].tolist()
+def race(weight_NK: Tensor, id_NK: Tensor, key_N: Tensor) -> Tensor:
+    """The id that wins each draw, `[N]`. Weights (float64) are at least 0, in any scale; one in each is above."""
+    winner_N1 = (exponential(key_N[:, None], id_NK) / weight_NK).argmin(dim=-1, keepdim=True)
+    return id_NK.gather(1, winner_N1)[:, 0]
 
 
-def race_of_all(weight_V: Tensor, keys: Sequence[int]) -> list[int]:
-    """As `race` with the ids 0, 1, …, V - 1, in two rounds."""
-    device = weight_V.device
-    n_padding = -len(weight_V) % BLOCK
-    weight_BC = (functional.pad(weight_V, (0, n_padding)) if n_padding else weight_V).view(-1, BLOCK)
+def race_of_blocks(weight_NB: Tensor, key_N: Tensor) -> Tensor:
+    """The block that wins the first round of each draw, `[N]`; weights as for `race`."""
     # Negative counters: no block shares its noise with a token.
-    block_counter_B = -1 - torch.arange(len(weight_BC), device=device)
-    key_N1 = torch.tensor(keys, device=device)[:, None]
-    time_NB = exponential(key_N1, block_counter_B) / weight_BC.sum(dim=-1, dtype=torch.float64)
-    block_N = time_NB.argmin(dim=-1)
-    id_NC = block_N[:, None] * BLOCK + torch.arange(BLOCK, device=device)
-    winner_N1 = (exponential(key_N1, id_NC) / weight_BC[block_N].double()).argmin(dim=-1, keepdim=True)
-    return id_NC.gather(1, winner_N1)[:, 0].tolist()
+    counter_NB = -1 - torch.arange(weight_NB.shape[1], device=weight_NB.device).expand_as(weight_NB)
+    return -1 - race(weight_NB, counter_NB, key_N)
 
 
 def _shifted(hashed: Tensor, n_bits: int) -> Tensor:

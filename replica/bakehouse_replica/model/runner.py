@@ -49,8 +49,10 @@ class Runner:
         if not plan.chunks:
             return (), ()
         batch = build_batch(plan.chunks, block_size=self._cache.block_size, device=self._device)
-        x_TE = self._decoder.forward(batch, self._cache)
-        return self._draw(plan.chunks, x_TE[batch.sample_at_R]), self._score(plan.chunks, x_TE[batch.score_at_Q])
+        n_drawn = len(batch.sample_at_R)
+        wanted = torch.cat((batch.sample_at_R, batch.score_at_Q))
+        x_RE = self._decoder.forward(batch, self._cache, wanted)
+        return self._draw(plan.chunks, x_RE[:n_drawn]), self._score(plan.chunks, x_RE[n_drawn:])
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -78,6 +80,7 @@ class Runner:
         if not asked:
             return ()
         drawn = draw(
+            self._ops,
             self._decoder.logits(x_RE),
             [sample for _, sample in asked],
             [chunk.start + len(chunk.token_ids) for chunk, _ in asked],
@@ -103,5 +106,5 @@ class Runner:
         logprobs: list[TokenLogprob] = []
         for begin in range(0, len(x_SE), n_rows):
             logits_SV = self._decoder.logits(x_SE[begin : begin + n_rows])
-            logprobs += token_logprobs(logits_SV, score.target_ids[begin : begin + n_rows], score.n_top)
+            logprobs += token_logprobs(self._ops, logits_SV, score.target_ids[begin : begin + n_rows], score.n_top)
         return tuple(logprobs)

@@ -1,30 +1,30 @@
 """Draws tokens from logits, each row on its own.
 
 The order is the field's: penalties → bias → masks (`adjust`) → temperature → top_k → top_p → min_p (`filters`),
-then the draw (`noise`). Log-probabilities are those of the row as the model left it. Rows are treated one after
-the other: what a row yields cannot depend on its neighbours, and a row of 200 KB stays in the cache. Costs:
+then the draw (`noise`). Log-probabilities are those of the row as the model left it. One pass over all rows finds
+what most draws need (`surveyed`); only rows that a request changes are copied, and passed over once more. Costs:
 `replica/benchmarks/sampling.py`.
 
-Shape legend: R rows of logits, V vocabulary.
+Shape legend: R rows of logits, A of them with a distribution of their own, V vocabulary.
 """
 
 from collections.abc import Sequence
 
 import torch
+from bakehouse_kernels.api import Ops
 from torch import Tensor
 
 from bakehouse_replica.core.types import Draw, Sample, TokenLogprob
 from bakehouse_replica.model.adjust import NoTokenLeft, adjusted, changes_logits
+from bakehouse_replica.model.choice import Ask, Chosen, choose
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure
-from bakehouse_replica.model.filters import FIRST_CANDIDATES, filters_nothing, kept
-from bakehouse_replica.model.logprobs import token_logprobs
-from bakehouse_replica.model.noise import noise_key, race, race_of_all
-
-# The smallest normal float32 keeps the best token's 0 / temperature at 0 in a row that is all but greedy.
-_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+from bakehouse_replica.model.filters import FIRST_CANDIDATES
+from bakehouse_replica.model.logprobs import logprobs_at
+from bakehouse_replica.model.surveyed import Surveyed, survey
 
 
 def draw(
+    ops: Ops,
     logits_RV: Tensor,
     samples: Sequence[Sample],
     positions: Sequence[int],
@@ -37,67 +37,131 @@ def draw(
     A row that cannot go on has draws without tokens: complete where its constraint may end here, else failed. Does
     not modify `logits_RV` (any float dtype; computed in float32). `first_candidates` changes the speed only.
     """
-    assert logits_RV.shape[0] == len(samples) == len(positions), (logits_RV.shape, len(samples), len(positions))
-    assert bool(torch.isfinite(logits_RV.amax(dim=-1)).all()), "a row of logits has no finite maximum"
-    constraints = constraints or [None] * len(samples)
-    are_plain = [
-        constraint is None and _takes_the_best(sample)
-        for sample, constraint in zip(samples, constraints, strict=True)
+    n_rows = len(samples)
+    assert logits_RV.shape[0] == n_rows == len(positions), (logits_RV.shape, n_rows, len(positions))
+    constraints = constraints or [None] * n_rows
+    asks = [
+        Ask(row=row, sample=sample, position=position)
+        for row, (sample, position) in enumerate(zip(samples, positions, strict=True))
     ]
-    # Of 49,152: `amax` 7 us, `max` with indices 22 us, `argmax` 71 us (torch 2.13, one thread).
-    best_ids = logits_RV.max(dim=-1).indices.tolist() if any(are_plain) else []
+    with_own = [ask for ask in asks if _has_its_own(ask.sample, constraints[ask.row])]
+    own = {ask.row for ask in with_own}
+    rows = survey(
+        ops,
+        logits_RV,
+        [_temperature_as_left(ask.sample, ask.row in own) for ask in asks],
+        _n_best(
+            [sample for row, sample in enumerate(samples) if row not in own or _asks(sample)], first_candidates
+        ),
+    )
+    chosen = choose(ops, rows, [ask for ask in asks if ask.row not in own] if own else asks)
+    ended: dict[int, Draw] = {}
+    if with_own:
+        chosen |= _choose_from_own(ops, rows, with_own, constraints, first_candidates, ended)
+    completing = _completing(chosen, constraints, ended) if with_own else set()
+    logprobs = _logprobs(rows, chosen, samples)
     return [
-        (Draw(token_ids=(best_ids[row],)),) * len(sample.seeds)
-        if are_plain[row]
-        else _draw_row(logits_RV[row].float(), sample, positions[row], constraints[row], first_candidates)
+        (ended[row],) * len(sample.seeds)
+        if row in ended
+        else tuple(
+            Draw(
+                token_ids=(id_,),
+                logprobs=logprobs.get((row, id_), ()),
+                is_complete=(row, id_) in completing,
+            )
+            for id_ in chosen[row]
+        )
         for row, sample in enumerate(samples)
     ]
 
 
-def _takes_the_best(sample: Sample) -> bool:
-    return sample.params.temperature == 0.0 and sample.params.logprobs is None and not changes_logits(sample)
+def _asks(sample: Sample) -> bool:
+    """Whether log-probabilities are asked for, which are those at temperature 1."""
+    return sample.params.logprobs is not None
 
 
-def _draw_row(
-    logits_V: Tensor, sample: Sample, position: int, constraint: Constraint | None, first_candidates: int
-) -> tuple[Draw, ...]:
-    """The draws of one row; neither its constraint nor its masks can harm the others."""
-    try:
-        adjusted_V = logits_V
-        if constraint is not None or changes_logits(sample):
-            adjusted_V = adjusted(logits_V, sample, constraint)
-        token_ids = _token_ids(adjusted_V, sample, position, first_candidates)
-        ends = {id_: constraint is not None and constraint.is_complete_after(id_) for id_ in set(token_ids)}
-    except NoTokenLeft as nothing:
-        failure = None if nothing.is_complete else str(nothing)
-        return (Draw(token_ids=(), is_complete=nothing.is_complete, failure=failure),) * len(sample.seeds)
-    except ConstraintFailure as broken:
-        return (Draw(token_ids=(), failure=str(broken)),) * len(sample.seeds)
-    logprobs = _logprobs(logits_V, token_ids, sample.params.logprobs)
-    return tuple(
-        Draw(token_ids=(id_,), logprobs=logprobs.get(id_, ()), is_complete=ends[id_]) for id_ in token_ids
+def _has_its_own(sample: Sample, constraint: Constraint | None) -> bool:
+    """Whether tokens are drawn from other weights than those of the row as the model left it."""
+    return (
+        constraint is not None
+        or changes_logits(sample)
+        or (_asks(sample) and sample.params.temperature not in (0.0, 1.0))
     )
 
 
-def _token_ids(logits_V: Tensor, sample: Sample, position: int, first_candidates: int) -> list[int]:
-    """One id for each seed."""
-    params = sample.params
-    if params.temperature == 0.0:
-        return [int(logits_V.max(dim=-1).indices)] * len(sample.seeds)
-    scaled_V = (logits_V - logits_V.amax()).div_(max(params.temperature, _LEAST_TEMPERATURE))
-    keys = [noise_key(seed, position) for seed in sample.seeds]
-    if filters_nothing(params):
-        return race_of_all(scaled_V.exp_(), keys)
-    id_K, weight_K = kept(scaled_V, params, first_candidates)
-    return race(weight_K, id_K, keys)
+def _temperature_as_left(sample: Sample, has_its_own: bool) -> float:
+    if _asks(sample):
+        return 1.0
+    return 0.0 if has_its_own else sample.params.temperature
+
+
+def _n_best(samples: Sequence[Sample], first_candidates: int) -> int:
+    """Only one where all rows take the best."""
+    if all(sample.params.temperature == 0.0 and not _asks(sample) for sample in samples):
+        return 1
+    return max(first_candidates, *(sample.params.logprobs or 0 for sample in samples))
+
+
+def _choose_from_own(
+    ops: Ops,
+    rows: Surveyed,
+    asks: Sequence[Ask],
+    constraints: Sequence[Constraint | None],
+    first_candidates: int,
+    ended: dict[int, Draw],
+) -> Chosen:
+    """From adjusted copies; fills `ended` with rows that cannot go on, which harm no others."""
+    kept: list[Ask] = []
+    own: list[Tensor] = []
+    for ask in asks:
+        try:
+            own.append(adjusted(rows.logits_RV[ask.row], ask.sample, constraints[ask.row]))
+            kept.append(ask)
+        except NoTokenLeft as nothing:
+            failure = None if nothing.is_complete else str(nothing)
+            ended[ask.row] = Draw(token_ids=(), is_complete=nothing.is_complete, failure=failure)
+        except ConstraintFailure as broken:
+            ended[ask.row] = Draw(token_ids=(), failure=str(broken))
+    if not kept:
+        return {}
+    samples = [ask.sample for ask in kept]
+    own_rows = survey(
+        ops,
+        torch.stack(own),
+        [sample.params.temperature for sample in samples],
+        1 if all(sample.params.temperature == 0.0 for sample in samples) else first_candidates,
+    )
+    found = choose(
+        ops,
+        own_rows,
+        [Ask(row=index, sample=ask.sample, position=ask.position) for index, ask in enumerate(kept)],
+    )
+    return {ask.row: found[index] for index, ask in enumerate(kept)}
+
+
+def _completing(
+    chosen: Chosen, constraints: Sequence[Constraint | None], ended: dict[int, Draw]
+) -> set[tuple[int, int]]:
+    """The (row, id) after which a constraint lets nothing but an end follow; fills `ended` where it breaks."""
+    completing: set[tuple[int, int]] = set()
+    for row, ids in chosen.items():
+        constraint = constraints[row]
+        if constraint is None:
+            continue
+        try:
+            completing |= {(row, id_) for id_ in set(ids) if constraint.is_complete_after(id_)}
+        except ConstraintFailure as broken:
+            ended[row] = Draw(token_ids=(), failure=str(broken))
+    return completing
 
 
 def _logprobs(
-    logits_V: Tensor, token_ids: Sequence[int], n_top: int | None
-) -> dict[int, tuple[TokenLogprob, ...]]:
-    """By token id, what a `Draw` of it says; nothing where nobody asks."""
-    if n_top is None:
+    rows: Surveyed, chosen: Chosen, samples: Sequence[Sample]
+) -> dict[tuple[int, int], tuple[TokenLogprob, ...]]:
+    """By row and id, what a `Draw` of it says; nothing where nobody asks."""
+    wanted = [(row, id_) for row, ids in chosen.items() if _asks(samples[row]) for id_ in dict.fromkeys(ids)]
+    if not wanted:
         return {}
-    distinct = list(dict.fromkeys(token_ids))
-    found = token_logprobs(logits_V.expand(len(distinct), -1), distinct, n_top)
-    return {id_: (logprob,) for id_, logprob in zip(distinct, found, strict=True)}
+    row_ids, token_ids = zip(*wanted, strict=True)
+    found = logprobs_at(rows, row_ids, token_ids, [samples[row].params.logprobs or 0 for row in row_ids])
+    return {pair: (logprob,) for pair, logprob in zip(wanted, found, strict=True)}

@@ -55,6 +55,12 @@ class ModelSpec:
         vocabulary = self.hidden_size * self.vocabulary_size * (1 if self.has_tied_head else 2)
         return self.n_layers * (attention + feed_forward) + vocabulary
 
+    @property
+    def n_outputs(self) -> int:
+        """Outputs of all matrices together, the head's included."""
+        qkv = self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
+        return self.n_layers * (qkv + 2 * self.feed_forward_size + 2 * self.hidden_size) + self.vocabulary_size
+
 
 def read_spec(files: ModelFiles) -> ModelSpec:
     """The spec of a model; `StartupError` names what is not supported."""

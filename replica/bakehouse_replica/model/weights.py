@@ -17,6 +17,7 @@ from torch import Tensor
 from bakehouse_replica.cache_files import write_whole
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.model.checkpoint import Checkpoint, open_checkpoint
+from bakehouse_replica.model.residual_rotation import ResidualRotation
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.source import ModelFiles
 
@@ -46,7 +47,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A whole decoder. `head_VE` is `embedding_VE` itself where the two are tied."""
+    """A whole decoder. `head_VE` is `embedding_VE` itself where the two are tied and not rotated."""
 
     embedding_VE: Tensor
     layers: tuple[LayerWeights, ...]
@@ -60,15 +61,22 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    rotated: bool = False,
     on_progress: Progress | None = None,
 ) -> DecoderWeights:
     """The weights of a model, from the cache where an earlier start has left them there.
 
-    On the CPU the tensors are views of the mapped cache file, so all replicas of a machine share their memory.
+    `rotated`: as `residual_rotation` leaves them; float32 only. On the CPU the tensors are views of the mapped
+    cache file, so all replicas of a machine share their memory.
     Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape.
     """
-    cached = files.cache_dir / f"weights-{_FORMAT}-{str(dtype).removeprefix('torch.')}.safetensors"
-    tensors = _load_cached(cached) or _convert_once(files, spec, dtype, cached, on_progress)
+    kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
+    cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
+
+    def make() -> dict[str, Tensor]:
+        return convert(files, spec, dtype=dtype, rotated=rotated, on_progress=on_progress)
+
+    tensors = _load_cached(cached) or _convert_once(make, cached)
     return _assemble({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
 
 
@@ -82,9 +90,7 @@ def _load_cached(path: Path) -> dict[str, Tensor] | None:
         return None
 
 
-def _convert_once(
-    files: ModelFiles, spec: ModelSpec, dtype: torch.dtype, cached: Path, on_progress: Progress | None
-) -> dict[str, Tensor]:
+def _convert_once(make: Callable[[], dict[str, Tensor]], cached: Path) -> dict[str, Tensor]:
     """Convert under a lock: of replicas that start together one works and the others map its file."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +98,14 @@ def _convert_once(
         lock.acquire()
     except OSError as error:
         logger.warning("the cache folder %s cannot be used: %s", cached.parent, error)
-        return convert(files, spec, dtype=dtype, on_progress=on_progress)
+        return make()
     try:
         made_meanwhile = _load_cached(cached)
         if made_meanwhile is not None:
             return made_meanwhile
         for leftover in cached.parent.glob(f".{cached.name}.*"):  # of a start that was killed
             leftover.unlink()
-        tensors = convert(files, spec, dtype=dtype, on_progress=on_progress)
+        tensors = make()
         is_cached = write_whole(cached, lambda path: save_file(tensors, path))
         return load_file(cached) if is_cached else tensors
     finally:
@@ -107,9 +113,15 @@ def _convert_once(
 
 
 def convert(
-    files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, on_progress: Progress | None = None
+    files: ModelFiles,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    rotated: bool = False,
+    on_progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """The checkpoint's tensors in the decoder's layout, by the names that `load_weights` caches them under."""
+    rotation = ResidualRotation(spec.hidden_size) if rotated else None
     tensors: dict[str, Tensor] = {}
     with open_checkpoint(files, spec) as checkpoint:
         read = _Reader(checkpoint, files.name, dtype)
@@ -118,8 +130,14 @@ def convert(
         tensors["final_norm_E"] = read.tensor("model.norm.weight", width)
         if not spec.has_tied_head:
             tensors["head_VE"] = read.tensor("lm_head.weight", vocabulary, width)
+        if rotation is not None:
+            embedding_VE = tensors["embedding_VE"]
+            head_VE = tensors.get("head_VE", embedding_VE)
+            tensors = rotation.turn_ends(embedding_VE, tensors["final_norm_E"], head_VE)
         for layer in range(spec.n_layers):
             converted = _convert_layer(read, spec, f"model.layers.{layer}")
+            if rotation is not None:
+                converted = rotation.turn_layer(converted)
             tensors.update({f"layers.{layer}.{name}": tensor for name, tensor in converted.items()})
             if on_progress is not None:
                 on_progress((layer + 1) / spec.n_layers)

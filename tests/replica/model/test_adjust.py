@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import Draw, Sample
 from bakehouse_replica.model.adjust import adjusted
@@ -59,7 +60,7 @@ def logits_with(logits: dict[int, float]) -> Tensor:
 
 
 def drawn(logits: dict[int, float], sample: Sample, constraint: Constraint | None = None) -> Draw:
-    (draws,) = draw(logits_with(logits)[None], [sample], [0], [constraint])
+    (draws,) = draw(ReferenceOps(), logits_with(logits)[None], [sample], [0], [constraint])
     return draws[0]
 
 
@@ -76,7 +77,9 @@ def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> N
         params = SamplingParams(temperature=temperature, repetition_penalty=1.8)
         sample = replace(sample_of(params, *output_ids, seeds=(9,)), prompt_ids=prompt_ids)
         plain = sample_of(SamplingParams(temperature=temperature), seeds=(9,))
-        assert draw(logits_V[None], [sample], [6]) == draw(penalised[None], [plain], [6])
+        assert draw(ReferenceOps(), logits_V[None], [sample], [6]) == draw(
+            ReferenceOps(), penalised[None], [plain], [6]
+        )
         torch.testing.assert_close(adjusted(logits_V, sample, None), penalised)
 
 
@@ -100,7 +103,7 @@ def test_a_bias_is_added_after_penalties_and_before_temperature() -> None:
     params = replace(GREEDY, repetition_penalty=2.0, logit_bias=((7, 1.7),))
     assert greedy(RANKED, sample_of(params, 7)) == 7  # 5 / 2 + 1.7 is above 4, (5 + 1.7) / 2 is not
     params = SamplingParams(temperature=100.0, allowed_token_ids=(7, 8), logit_bias=((7, 10.0),))
-    (draws,) = draw(logits_with({})[None], [sample_of(params, seeds=tuple(range(2000)))], [0])
+    (draws,) = draw(ReferenceOps(), logits_with({})[None], [sample_of(params, seeds=tuple(range(2000)))], [0])
     # 10 / 100 makes it 1,050 of 2,000; were it added after temperature, 8 would never come.
     assert 900 < sum(one.token_ids == (7,) for one in draws) < 1200  # 6 sigma: a false alarm in 1e-9
 
@@ -112,7 +115,7 @@ def test_no_stop_id_is_drawn_before_min_tokens() -> None:
 
 def test_only_allowed_ids_are_drawn_whatever_the_bias() -> None:
     params = SamplingParams(allowed_token_ids=(20, 30), logit_bias=((7, 100.0),))
-    draws = draw(logits_with(RANKED)[None], [sample_of(params, seeds=tuple(range(200)))], [0])[0]
+    draws = draw(ReferenceOps(), logits_with(RANKED)[None], [sample_of(params, seeds=tuple(range(200)))], [0])[0]
     assert {one.token_ids for one in draws} == {(20,), (30,)}
 
 
@@ -138,7 +141,7 @@ def test_what_a_constraint_rules_out_is_not_drawn_and_its_end_is_told() -> None:
 
 def test_each_draw_of_a_fork_is_told_its_own_end() -> None:
     sample = sample_of(SamplingParams(temperature=1.0), seeds=tuple(range(50)))
-    (draws,) = draw(logits_with({9: 1.0, 10: 1.0})[None], [sample], [0], [Only((9, 10), (10,))])
+    (draws,) = draw(ReferenceOps(), logits_with({9: 1.0, 10: 1.0})[None], [sample], [0], [Only((9, 10), (10,))])
     assert {(one.token_ids, one.is_complete) for one in draws} == {((9,), False), ((10,), True)}
 
 
@@ -179,7 +182,9 @@ def test_masks_that_leave_no_token_fail_that_row_and_say_what_forbids_and_what_h
 ) -> None:
     logits_RV = logits_with(RANKED).expand(3, -1)
     plain = sample_of(GREEDY)
-    found = draw(logits_RV, [plain, sample_of(params, seeds=(1, 2)), plain], [0] * 3, [None, only, None])
+    found = draw(
+        ReferenceOps(), logits_RV, [plain, sample_of(params, seeds=(1, 2)), plain], [0] * 3, [None, only, None]
+    )
     failed = Draw(token_ids=(), failure=f"after 0 output tokens no token may follow: {said}")
     assert found == [(Draw(token_ids=(7,)),), (failed, failed), (Draw(token_ids=(7,)),)]
 
@@ -188,7 +193,9 @@ def test_a_constraint_that_breaks_fails_its_row_only() -> None:
     params = replace(GREEDY, grammar=Grammar(kind=GrammarKind.REGEX, text="a"))
     sample = sample_of(params, seeds=(1, 2))
     constraints = [None, constraint_of(BrokenSource(), 31, sample)]
-    found = draw(logits_with(RANKED).expand(2, -1), [sample_of(GREEDY), sample], [0, 0], constraints)
+    found = draw(
+        ReferenceOps(), logits_with(RANKED).expand(2, -1), [sample_of(GREEDY), sample], [0, 0], constraints
+    )
     failed = Draw(token_ids=(), failure="the grammar of sequence 31 ran out of fuel")
     assert found == [(Draw(token_ids=(7,)),), (failed, failed)]
 

@@ -6,6 +6,7 @@ from random import Random
 import grammars
 import pytest
 import torch
+from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.sampling import Grammar, SamplingParams
 from bakehouse_replica.core.types import Sample
@@ -154,7 +155,7 @@ def test_c10_a_grammar_that_breaks_at_the_third_token_ends_its_choice_alone(stor
     samples = [broken, sound, free]
     logits_RV = torch.randn(3, N_VOCABULARY, generator=torch.Generator().manual_seed(1))
     constraints = [constraint_of(store, index, sample) for index, sample in enumerate(samples)]
-    ((failed,), (drawn,), (unconstrained,)) = draw(logits_RV, samples, [10, 10, 10], constraints)
+    ((failed,), (drawn,), (unconstrained,)) = draw(ReferenceOps(), logits_RV, samples, [10, 10, 10], constraints)
     assert failed.token_ids == ()
     assert failed.failure is not None
     assert "cannot be used" in failed.failure
@@ -231,7 +232,7 @@ def _drawn_together(store: GrammarStore, lists: list[Grammar], seed: int) -> lis
             constraint_of(store, 2 * seed + row, sample) for row, sample in zip(open_rows, samples, strict=True)
         ]
         logits_RV = torch.randn(len(samples), N_VOCABULARY, generator=logits)
-        drawn = draw(logits_RV, samples, [len(outputs[row]) for row in open_rows], constraints)
+        drawn = draw(ReferenceOps(), logits_RV, samples, [len(outputs[row]) for row in open_rows], constraints)
         for row, (choice,) in zip(list(open_rows), drawn, strict=True):
             assert choice.failure is None
             outputs[row] += tuple(token_id for token_id in choice.token_ids if token_id != EOS_ID)

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from bakehouse_replica.model.noise import BLOCK, exponential, noise_key, race, race_of_all
+from bakehouse_kernels.layout import SURVEY_BLOCK as BLOCK
+from bakehouse_replica.model.noise import exponential, noise_key, race, race_of_blocks
 from torch import Tensor
+from torch.nn import functional
 
 MASK = (1 << 64) - 1
 
@@ -40,6 +42,20 @@ def plain_race_of_all(weight_V: Tensor, key: int) -> int:
 
 def weights(n_tokens: int, seed: int = 0, spread: float = 3.0) -> Tensor:
     return (torch.randn(n_tokens, generator=torch.Generator().manual_seed(seed)) * spread).exp()
+
+
+def race_of(weight_K: Tensor, id_K: Tensor, keys: Sequence[int]) -> list[int]:
+    """The winner of one race under each key."""
+    shape = (len(keys), len(id_K))
+    return race(weight_K.double().expand(shape), id_K.expand(shape), torch.tensor(keys)).tolist()
+
+
+def race_of_all(weight_V: Tensor, keys: Sequence[int]) -> list[int]:
+    """Both rounds, as the sampler runs them."""
+    weight_BC = functional.pad(weight_V, (0, -len(weight_V) % BLOCK)).view(-1, BLOCK).double()
+    key_N = torch.tensor(keys)
+    block_N = race_of_blocks(weight_BC.sum(dim=-1).expand(len(keys), -1), key_N)
+    return race(weight_BC[block_N], block_N[:, None] * BLOCK + torch.arange(BLOCK), key_N).tolist()
 
 
 def times(keys: Sequence[int], counters: Sequence[int]) -> Tensor:
@@ -103,14 +119,14 @@ def test_a_token_without_weight_never_wins() -> None:
     weight_V[[3, 700]] = torch.tensor([1e-30, 2e-30])
     keys = [noise_key(seed, 0) for seed in range(200)]
     assert set(race_of_all(weight_V, keys)) == {3, 700}
-    assert set(race(weight_V[:10], torch.arange(10), keys)) == {3}
+    assert set(race_of(weight_V[:10], torch.arange(10), keys)) == {3}
 
 
 def test_the_winner_does_not_depend_on_the_order_or_scale_of_the_weights() -> None:
     weight_K, id_K = weights(300), torch.arange(1000, 1300)
     keys = [noise_key(seed, 1) for seed in range(100)]
     order_K = torch.randperm(300, generator=torch.Generator().manual_seed(1))
-    assert race(weight_K, id_K, keys) == race(weight_K[order_K] * 2.0**-20, id_K[order_K], keys)
+    assert race_of(weight_K, id_K, keys) == race_of(weight_K[order_K] * 2.0**-20, id_K[order_K], keys)
 
 
 def test_rounding_in_the_logits_hardly_ever_changes_a_token() -> None:

@@ -61,9 +61,7 @@ def decoder() -> Decoder:
 
 
 def new_cache() -> KVCache:
-    return KVCache.allocate(
-        n_layers=1, n_blocks=8, block_size=4, n_kv_heads=1, head_dim=8, dtype=torch.float32, device=CPU
-    )
+    return ReferenceOps().new_cache(n_layers=1, n_blocks=8, block_size=4, n_kv_heads=1, head_dim=8)
 
 
 def runner_of(decoder: Decoder, cache: KVCache, constraints: ConstraintSource | None = None) -> Runner:
@@ -88,7 +86,7 @@ def plan_of(*chunks: Chunk, copies: tuple[BlockCopy, ...] = ()) -> StepPlan:
 def test_the_noise_is_that_of_the_position_where_the_new_token_will_stand(decoder: Decoder) -> None:
     chunk = prompt_chunk((11, 12, 13), SamplingParams(temperature=2.0))
     assert chunk.sample is not None
-    (draws,) = draw(prompt_logits(decoder)[-1:], [chunk.sample], [len(PROMPT)])
+    (draws,) = draw(ReferenceOps(), prompt_logits(decoder)[-1:], [chunk.sample], [len(PROMPT)])
     found = runner_of(decoder, new_cache()).run(plan_of(chunk))
     assert found == ((Sampled(sequence_id=8, draws=draws),), ())
 
@@ -129,7 +127,7 @@ def scored_chunk(start: int, end: int, first_row: int, n_top: int, sample: Sampl
 def test_prompt_tokens_are_scored_whatever_the_chunks_and_slices(
     decoder: Decoder, ends: list[int], slice_bytes: int
 ) -> None:
-    expected = token_logprobs(prompt_logits(decoder)[:-1], PROMPT[1:], 3)
+    expected = token_logprobs(ReferenceOps(), prompt_logits(decoder)[:-1], PROMPT[1:], 3)
     runner = Runner(
         decoder=decoder, cache=new_cache(), ops=ReferenceOps(), device=CPU, score_slice_bytes=slice_bytes
     )
@@ -151,7 +149,7 @@ def test_a_chunk_may_score_some_of_its_rows_and_draw_after_the_last(decoder: Dec
     best = Draw(token_ids=(int(logits_TV[-1].argmax()),))
     assert sampled == (Sampled(sequence_id=9, draws=(best,)), Sampled(sequence_id=8, draws=(best,)))
     assert [(one.sequence_id, len(one.logprobs)) for one in scored] == [(8, 4)]
-    assert_logprobs_close(scored[0].logprobs, token_logprobs(logits_TV[2:6], PROMPT[3:], 1))
+    assert_logprobs_close(scored[0].logprobs, token_logprobs(ReferenceOps(), logits_TV[2:6], PROMPT[3:], 1))
 
 
 def assert_logprobs_close(found: Sequence[TokenLogprob], expected: Sequence[TokenLogprob]) -> None:

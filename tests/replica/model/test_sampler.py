@@ -2,9 +2,12 @@
 
 import math
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
+from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.cpu.pool import n_cores
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Draw, Sample
 from bakehouse_replica.model.logprobs import token_logprobs
@@ -19,6 +22,11 @@ from transformers import (
 )
 
 VOCABULARY = 2000
+
+
+@cache
+def served() -> CpuOps:
+    return CpuOps(n_threads=min(2, n_cores()))
 
 
 def sample_of(
@@ -59,7 +67,7 @@ def ids_of(draws: tuple[Draw, ...]) -> list[int]:
 
 def drawn_from(logits_V: Tensor, params: SamplingParams, n_draws: int) -> list[int]:
     """`n_draws` ids of one distribution: one fork row with as many seeds."""
-    (draws,) = draw(logits_V[None], [sample_of(params, *range(n_draws))], [7])
+    (draws,) = draw(served(), logits_V[None], [sample_of(params, *range(n_draws))], [7])
     return ids_of(draws)
 
 
@@ -107,7 +115,7 @@ def test_rows_without_temperature_take_the_best_token() -> None:
     logits_RV = random_logits(5)
     samples = [sample_of(SamplingParams(temperature=0.0), 1, 2, 3) for _ in range(5)]
     best = logits_RV.argmax(-1).tolist()
-    assert list(map(ids_of, draw(logits_RV, samples, [0] * 5))) == [[token_id] * 3 for token_id in best]
+    assert list(map(ids_of, draw(served(), logits_RV, samples, [0] * 5))) == [[token_id] * 3 for token_id in best]
 
 
 def mixed_samples() -> list[Sample]:
@@ -130,10 +138,13 @@ def test_what_a_row_yields_never_depends_on_its_neighbours() -> None:
     samples = mixed_samples()
     logits_RV = random_logits(len(samples), 49_152)
     positions = list(range(50, 50 + len(samples)))
-    together = draw(logits_RV, samples, positions)
-    alone = [draw(logits_RV[row : row + 1], [samples[row]], [positions[row]])[0] for row in range(len(samples))]
+    together = draw(served(), logits_RV, samples, positions)
+    alone = [
+        draw(served(), logits_RV[row : row + 1], [samples[row]], [positions[row]])[0]
+        for row in range(len(samples))
+    ]
     assert together == alone
-    backwards = draw(logits_RV.flip(0), samples[::-1], positions[::-1])
+    backwards = draw(served(), logits_RV.flip(0), samples[::-1], positions[::-1])
     assert together == backwards[::-1]
 
 
@@ -141,8 +152,8 @@ def test_what_a_row_yields_never_depends_on_its_neighbours() -> None:
 def test_how_many_candidates_are_fetched_first_changes_nothing(first_candidates: int) -> None:
     samples = mixed_samples()
     logits_RV, positions = random_logits(len(samples)), [3] * len(samples)
-    drawn = draw(logits_RV, samples, positions, first_candidates=first_candidates)
-    assert drawn == draw(logits_RV, samples, positions)
+    drawn = draw(served(), logits_RV, samples, positions, first_candidates=first_candidates)
+    assert drawn == draw(served(), logits_RV, samples, positions)
 
 
 def test_tokens_with_equal_logits_share_one_fate() -> None:
@@ -159,7 +170,7 @@ def test_logits_are_not_modified() -> None:
     samples = mixed_samples()
     logits_RV = random_logits(len(samples))
     before = logits_RV.clone()
-    draw(logits_RV, samples, [0] * len(samples))
+    draw(served(), logits_RV, samples, [0] * len(samples))
     assert torch.equal(logits_RV, before)
 
 
@@ -180,7 +191,7 @@ def test_broken_logits_are_an_error_and_not_a_token(params: SamplingParams) -> N
     logits_RV = random_logits(2)
     logits_RV[1, 3] = math.nan
     with pytest.raises(AssertionError, match="no finite maximum"):
-        draw(logits_RV, [sample_of(params)] * 2, [0, 0])
+        draw(served(), logits_RV, [sample_of(params)] * 2, [0, 0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -196,16 +207,16 @@ def test_logprobs_are_those_of_the_row_as_the_model_left_it(temperature: float) 
         bad_words_ids=((int(logits_RV.argmax()),),),
     )
     sample = sample_of(params, *range(20), output_index=2, prompt_ids=(1, 2), output_ids=(5, 7))
-    (draws,) = draw(logits_RV, [sample], [4])
+    (draws,) = draw(served(), logits_RV, [sample], [4])
     for drawn in draws:
-        assert drawn.logprobs == token_logprobs(logits_RV, drawn.token_ids, 4)
+        assert drawn.logprobs == token_logprobs(served(), logits_RV, drawn.token_ids, 4)
 
 
 def test_logprobs_come_only_where_they_are_asked_for_and_change_no_token() -> None:
     logits_RV = random_logits(3)
     plain, silent, told = (SamplingParams(logprobs=logprobs) for logprobs in (None, 0, 2))
     (nothing, value, values) = draw(
-        logits_RV[:1].expand(3, -1), [sample_of(params, 5) for params in (plain, silent, told)], [9] * 3
+        served(), logits_RV[:1].expand(3, -1), [sample_of(params, 5) for params in (plain, silent, told)], [9] * 3
     )
     assert nothing[0].token_ids == value[0].token_ids == values[0].token_ids
     assert nothing[0].logprobs == ()
@@ -216,6 +227,6 @@ def test_a_row_asked_alone_or_among_greedy_rows_has_the_same_logprobs() -> None:
     logits_RV = random_logits(4, 49_152)
     asks = sample_of(SamplingParams(temperature=0.0, logprobs=5))
     greedy = sample_of(SamplingParams(temperature=0.0))
-    together = draw(logits_RV, [greedy, asks, greedy, asks], [0] * 4)
+    together = draw(served(), logits_RV, [greedy, asks, greedy, asks], [0] * 4)
     for row in (1, 3):
-        assert together[row] == draw(logits_RV[row : row + 1], [asks], [0])[0]
+        assert together[row] == draw(served(), logits_RV[row : row + 1], [asks], [0])[0]

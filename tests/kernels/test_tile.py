@@ -1,0 +1,92 @@
+"""The tiles that other machines get, as far as this one can run them."""
+
+from typing import TypeVar
+
+import numba
+import numpy as np
+import pytest
+from bakehouse_kernels.cpu.tile import TileShape, float32_tile, int8_tile, shape_for
+from numpy.typing import NDArray
+
+# AVX-512 without VNNI, AVX2, and SSE or NEON: vectors wider than this machine's are split by the compiler.
+OTHERS = [
+    TileShape(lanes=16, max_rows=3, has_byte_dot=False),
+    TileShape(lanes=8, max_rows=3, has_byte_dot=False),
+    TileShape(lanes=4, max_rows=3, has_byte_dot=False),
+]
+N_STEPS = 9
+
+
+Element = TypeVar("Element", bound=np.generic)
+
+
+def aligned(content: NDArray[Element]) -> NDArray[Element]:
+    room = np.empty(content.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    array: NDArray[Element] = room[start : start + content.nbytes].view(content.dtype).reshape(content.shape)
+    array[:] = content
+    return array
+
+
+@pytest.mark.parametrize(
+    ("features", "lanes", "max_rows", "has_byte_dot"),
+    [
+        (["avx512f", "avx512bw", "avx512vnni", "avx2", "fma"], 16, 12, True),
+        (["avx512f", "avx512bw", "avx2", "fma"], 16, 12, False),
+        (["avx2", "fma", "avxvnni"], 8, 6, True),
+        (["avx2", "fma"], 8, 6, False),
+        (["sse2"], 4, 6, False),
+        (["neon"], 4, 12, False),
+    ],
+)
+def test_the_tile_fills_the_registers_of_the_machine(
+    features: list[str], lanes: int, max_rows: int, has_byte_dot: bool
+) -> None:
+    shape = shape_for(dict.fromkeys(features, True))
+    assert shape == TileShape(lanes=lanes, max_rows=max_rows, has_byte_dot=has_byte_dot)
+
+
+@pytest.mark.parametrize("shape", OTHERS)
+def test_float32_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
+    tile = float32_tile(shape)
+
+    @numba.njit
+    def run(n_rows, x, stride, panel, n_steps, out):  # type: ignore[no-untyped-def]
+        tile(n_rows, x, stride, panel, n_steps, out)
+
+    generator = np.random.default_rng(7)
+    panel = aligned(generator.integers(-50, 50, (N_STEPS, shape.columns)).astype(np.float32))
+    for n_rows in range(1, shape.max_rows + 1):
+        x = generator.integers(-50, 50, (n_rows, N_STEPS)).astype(np.float32)
+        out = np.empty((n_rows, shape.columns), np.float32)
+        run(n_rows, x.ctypes.data, x.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data)
+        np.testing.assert_array_equal(out, x @ panel)  # integers below 2^24: exact in any order
+
+
+@pytest.mark.parametrize("shape", OTHERS)
+def test_int8_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
+    tile = int8_tile(shape)
+
+    @numba.njit
+    def run(n_rows, x, stride, panel, n_steps, out, row_scale, surplus, column_scale):  # type: ignore[no-untyped-def]
+        tile(n_rows, x, stride, panel, n_steps, out, row_scale, surplus, column_scale)
+
+    generator = np.random.default_rng(7)
+    weight = generator.integers(-127, 128, (N_STEPS, shape.columns, 4)).astype(np.int8)
+    weight[
+        :2
+    ] = -127  # with 255 the largest products of either sign, which saturate where 16 bits hold a sum of two
+    weight[2:4] = 127
+    panel = aligned(weight)
+    columns = weight.transpose(0, 2, 1).reshape(4 * N_STEPS, shape.columns).astype(np.int64)
+    surplus = generator.integers(-1000, 1000, shape.columns).astype(np.int32)
+    column_scale = (2.0 ** generator.integers(-3, 3, shape.columns)).astype(np.float32)
+    for n_rows in range(1, shape.max_rows + 1):
+        x = generator.integers(0, 256, (n_rows, 4 * N_STEPS)).astype(np.uint8)
+        x[0] = 255
+        row_scale = (2.0 ** generator.integers(-3, 3, n_rows)).astype(np.float32)
+        out = np.empty((n_rows, shape.columns), np.float32)
+        addresses = (array.ctypes.data for array in (row_scale, surplus, column_scale))
+        run(n_rows, x.ctypes.data, x.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data, *addresses)
+        wanted = (x.astype(np.int64) @ columns - surplus) * row_scale.astype(np.float64)[:, None] * column_scale
+        np.testing.assert_array_equal(out, wanted)
