@@ -1,0 +1,1 @@
+"""`bakehouse bench`: a load generator for servers that speak OpenAI's HTTP API."""
