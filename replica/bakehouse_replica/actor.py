@@ -1,4 +1,9 @@
-"""One replica as Ray Serve sees it: builds the engine and forwards to it."""
+"""One replica as Ray Serve sees it: builds the engine and forwards to it.
+
+Serve counts a call as ongoing until its generator ends: each request once, and each gateway that is subscribed
+once more. Who scales by ongoing calls leaves room for the gateways; a drain waits for a subscription until its
+gateway closes it, which it does once none of its requests is left here.
+"""
 
 import logging
 import os
@@ -9,6 +14,7 @@ from contextlib import aclosing
 from ray import serve
 
 from bakehouse_replica.core.errors import EngineDead
+from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
 from bakehouse_replica.logs import write_to_serve_log
@@ -30,22 +36,35 @@ class ReplicaActor:
     def __init__(self, settings: ReplicaSettings) -> None:
         # Loads torch and numba, which a process that only deploys this class need not wait for.
         from bakehouse_replica.build import build_engine
+        from bakehouse_replica.service import ReplicaService
 
         write_to_serve_log("bakehouse_replica")
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine = build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
+        self._service = ReplicaService(self._engine)
         self._engine.start()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        """The request's deliveries; closing the generator cancels the request."""
-        async with aclosing(self._engine.generate(request)) as deliveries:
+        """See `ReplicaService.generate`."""
+        async with aclosing(self._service.generate(request)) as deliveries:
             async for delivery in deliveries:
                 yield delivery
 
-    async def status(self) -> ReplicaStatus:
-        """What this replica is, how it is loaded, and what is wrong with it."""
-        (status,) = await self._engine.statuses()
-        return status
+    async def serve(self, request: Request, address: ReturnAddress) -> AsyncGenerator[Delivery | Receipt, None]:
+        """See `ReplicaService.serve`."""
+        async with aclosing(self._service.serve(request, address)) as items:
+            async for item in items:
+                yield item
+
+    async def subscribe(self, subscribe: Subscribe) -> AsyncGenerator[StepMessage, None]:
+        """See `ReplicaService.subscribe`."""
+        async with aclosing(self._service.subscribe(subscribe)) as messages:
+            async for message in messages:
+                yield message
+
+    async def status(self, received: Received | None = None) -> ReplicaStatus:
+        """See `ReplicaService.status`."""
+        return await self._service.status(received)
 
     async def record_routing_stats(self) -> dict[str, WireValue]:
         """Serve polls this and sends it to every router."""

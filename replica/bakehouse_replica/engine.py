@@ -1,8 +1,9 @@
 """One replica's engine: a thread that plans, executes, applies and publishes, step after step.
 
 Two sides share three things only. The thread owns scheduler, executor and the table of open streams. Event loops
-own their mailboxes. Between them stand the command queue (add, abort, drain, stop; in order of arrival), `post`
-(once per step and loop), and values that are replaced whole: the load snapshot and the failure.
+own their mailboxes, or whatever else receives deltas. Between them stand the command queue (add, abort, drain,
+stop; in order of arrival), `post` (once per step and loop), and values that are replaced whole: the load snapshot
+and the failure.
 
     generate ──add──► commands ──► scheduler.add │ plan → execute → apply │ ──post──► mailbox ──► Delivery
              ──abort─►                           └──── while there is work ┘
@@ -22,8 +23,10 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
+from bakehouse_replica.commands import Abort, Add, Command, Drain, Stop
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, Unavailable
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.scheduler import Scheduler
@@ -39,7 +42,7 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 from bakehouse_replica.core.vocabulary import check_vocabulary
-from bakehouse_replica.mailbox import Mailbox, post
+from bakehouse_replica.mailbox import Mailbox, Recipient, post
 from bakehouse_replica.streams import StreamTable
 
 logger = logging.getLogger(__name__)
@@ -49,33 +52,6 @@ FAILURE_MESSAGE = "the engine of this replica has failed"
 LOAD_PERIOD_S = 0.05
 # Longer than any step that makes progress.
 CLOSE_GRACE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    request: Request
-    mailbox: Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    """`mailbox` None aborts whichever request has the id; else only the one that this mailbox belongs to."""
-
-    request_id: str
-    mailbox: Mailbox | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Drain:
-    is_idle: Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Command = _Add | _Abort | _Drain | _Stop
 
 
 class Engine:
@@ -100,7 +76,7 @@ class Engine:
         self._clock = clock
         self._on_failure = on_failure
         self._close_grace_s = close_grace_s
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._streams = StreamTable()
         self._drains: list[Future[None]] = []
         self._load = self._scheduler.load()
@@ -129,26 +105,36 @@ class Engine:
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries, until each choice has had its terminal delta; closing it cancels the request.
 
-        Raises, on the first step, `InvalidRequest`, `Overloaded`, `Unavailable` or `EngineDead`, and
-        `DeadlineExceeded` where the request's time ran out before it could be queued.
+        Raises what `serving` raises and its recipient gets, on the first step.
+        """
+        mailbox = Mailbox(request.params.n)
+        async with self.serving(request, mailbox):
+            while not mailbox.is_finished:
+                yield Delivery(replica_id=self._card.replica_id, deltas=await mailbox.take())
+
+    @asynccontextmanager
+    async def serving(self, request: Request, recipient: Recipient) -> AsyncGenerator[None, None]:
+        """Lets the request's deltas go to `recipient`; leaving the context before they are complete cancels it.
+
+        Raises, on entry, `InvalidRequest`, `Unavailable` or `EngineDead`, and `DeadlineExceeded` where the
+        request's time ran out before it could be queued. What the scheduler refuses it with, or `Overloaded`, the
+        recipient gets.
         """
         self._refuse_unless_serving()
         check_vocabulary(request, self._card.vocabulary_size)
         if request.params.grammar is not None:
             request = await self._prepare(request)
             self._refuse_unless_serving()
-        mailbox = Mailbox(request.params.n)
-        self._commands.put(_Add(request, mailbox))
+        self._commands.put(Add(request, recipient))
         try:
-            while not mailbox.is_finished:
-                yield Delivery(replica_id=self._card.replica_id, deltas=await mailbox.take())
+            yield
         finally:
-            if not mailbox.is_finished:
-                self._commands.put(_Abort(request.request_id, mailbox))
+            if not recipient.is_complete:
+                self._commands.put(Abort(request.request_id, recipient))
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
-        self._commands.put(_Abort(request_id))
+        self._commands.put(Abort(request_id))
 
     def load(self) -> ReplicaLoad:
         """The latest snapshot, at most a step and `LOAD_PERIOD_S` old."""
@@ -164,7 +150,7 @@ class Engine:
         if not self._thread.is_alive():
             return True
         is_idle: Future[None] = Future()
-        self._commands.put(_Drain(is_idle))
+        self._commands.put(Drain(is_idle))
         try:
             await asyncio.wait_for(asyncio.wrap_future(is_idle), timeout_s)
         except TimeoutError:
@@ -178,7 +164,7 @@ class Engine:
         """
         self._refusal = "the replica has been closed"
         if self._thread.is_alive():
-            self._commands.put(_Stop())
+            self._commands.put(Stop())
             await asyncio.to_thread(self._thread.join, self._close_grace_s)
         self._executor.close()  # where a step hangs, it ends with this, or its thread is left behind: a daemon
 
@@ -229,34 +215,34 @@ class Engine:
                 command = self._commands.get(block=is_idle)
             except queue.Empty:
                 return True
-            if isinstance(command, _Stop):
+            if isinstance(command, Stop):
                 return False
             self._obey(command)
             is_idle = False
 
-    def _obey(self, command: _Add | _Abort | _Drain) -> None:
+    def _obey(self, command: Add | Abort | Drain) -> None:
         match command:
-            case _Add():
-                self._add(command.request, command.mailbox)
-            case _Abort():
-                self._abort(command.request_id, command.mailbox)
-            case _Drain():
+            case Add():
+                self._add(command.request, command.recipient)
+            case Abort():
+                self._abort(command.request_id, command.recipient)
+            case Drain():
                 self._drains.append(command.is_idle)
 
-    def _add(self, request: Request, mailbox: Mailbox) -> None:
+    def _add(self, request: Request, recipient: Recipient) -> None:
         try:
             if self._failure is not None:
                 raise EngineDead(self._failure)
-            self._streams.open(request, mailbox)
+            self._streams.open(request, recipient)
             self._scheduler.add(request, self._clock())
         except BakehouseError as error:
-            self._streams.leave(request.request_id, mailbox)
-            post([(mailbox, error)])
+            self._streams.leave(request.request_id, recipient)
+            post({recipient.loop: [(recipient, error)]})
         self._deliver(self._scheduler.take_deltas())
 
-    def _abort(self, request_id: str, mailbox: Mailbox | None) -> None:
-        """`mailbox`: its consumer has left, so the request is aborted only if it is still that consumer's."""
-        if self._failure is None and (mailbox is None or self._streams.leave(request_id, mailbox)):
+    def _abort(self, request_id: str, recipient: Recipient | None) -> None:
+        """`recipient`: it has left, so the request is aborted only if it is still that recipient's."""
+        if self._failure is None and (recipient is None or self._streams.leave(request_id, recipient)):
             self._scheduler.abort(request_id)
             self._deliver(self._scheduler.take_deltas())
 
@@ -299,9 +285,10 @@ class Engine:
             self._abort(request_id, None)
         while not self._commands.empty():
             command = self._commands.get()
-            if isinstance(command, _Add):
-                post([(command.mailbox, Unavailable("the replica has been closed"))])
-            elif isinstance(command, _Drain):
+            if isinstance(command, Add):
+                closed = Unavailable("the replica has been closed")
+                post({command.recipient.loop: [(command.recipient, closed)]})
+            elif isinstance(command, Drain):
                 self._drains.append(command.is_idle)
         self._refresh_load(is_due=True)
         self._tell_drains()

@@ -6,13 +6,31 @@ through `post`, once per step and loop.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from bakehouse_replica.core.errors import BakehouseError
 from bakehouse_replica.core.types import TokenDelta
 
-Letter = TokenDelta | BakehouseError
+Letter = TokenDelta | Exception
+
+
+class Recipient(Protocol):
+    """To whom the deltas of one request go; lives on one event loop."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop on which `put` is called."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything has been put: each choice's terminal delta, or an error."""
+        ...
+
+    def put(self, letter: Letter) -> None:
+        """Take a delta, or the error that ends the request."""
+        ...
 
 
 class Mailbox:
@@ -22,22 +40,26 @@ class Mailbox:
         self.loop = asyncio.get_running_loop()
         self._pending: dict[int, TokenDelta] = {}
         self._n_open = n_choices
-        self._error: BakehouseError | None = None
+        self._error: Exception | None = None
         self._has_letter = asyncio.Event()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether everything has been put: each choice's terminal delta, or an error."""
+        return self._n_open == 0 or self._error is not None
+
+    @property
     def is_finished(self) -> bool:
-        """Whether everything has been taken: each choice's terminal delta, or an error."""
-        return not self._has_letter.is_set() and (self._n_open == 0 or self._error is not None)
+        """Whether everything has been taken."""
+        return self.is_complete and not self._has_letter.is_set()
 
     def put(self, letter: Letter) -> None:
         """Add a delta, merged into what waits for its choice, or the error that ends the request."""
-        if isinstance(letter, BakehouseError):
-            self._error = letter
-        else:
-            waiting = self._pending.get(letter.choice)
-            self._pending[letter.choice] = letter if waiting is None else _merge(waiting, letter)
+        if isinstance(letter, TokenDelta):
+            put_merged(self._pending, letter.choice, letter)
             self._n_open -= letter.finish is not None
+        else:
+            self._error = letter
         self._has_letter.set()
 
     async def take(self) -> tuple[TokenDelta, ...]:
@@ -53,26 +75,29 @@ class Mailbox:
         raise self._error
 
 
-def post(letters: Iterable[tuple[Mailbox, Letter]]) -> list[Mailbox]:
-    """Put letters into their mailboxes from any thread, waking each event loop once.
+def post(letters: Mapping[asyncio.AbstractEventLoop, Sequence[tuple[Recipient, Letter]]]) -> list[Recipient]:
+    """Hand letters, by the loop of who gets them, over from any thread, waking each event loop once.
 
-    Returns the mailboxes that nobody can read any more, because their loop has closed.
+    Returns the recipients that cannot be reached any more, because their loop has closed.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Letter]]] = {}
-    for mailbox, letter in letters:
-        by_loop.setdefault(mailbox.loop, []).append((mailbox, letter))
-    unreachable: list[Mailbox] = []
-    for loop, group in by_loop.items():
+    unreachable: list[Recipient] = []
+    for loop, group in letters.items():
         try:
             loop.call_soon_threadsafe(_put_all, group)
         except RuntimeError:  # the loop is closed, and its consumers with it
-            unreachable += [mailbox for mailbox, _ in group]
+            unreachable += [recipient for recipient, _ in group]
     return unreachable
 
 
-def _put_all(letters: Iterable[tuple[Mailbox, Letter]]) -> None:
-    for mailbox, letter in letters:
-        mailbox.put(letter)
+def put_merged(waiting: dict[int, TokenDelta], key: int, delta: TokenDelta) -> None:
+    """Add a delta to those that wait, as the continuation of the one that has its key, if there is one."""
+    earlier = waiting.get(key)
+    waiting[key] = delta if earlier is None else _merge(earlier, delta)
+
+
+def _put_all(letters: Iterable[tuple[Recipient, Letter]]) -> None:
+    for recipient, letter in letters:
+        recipient.put(letter)
 
 
 def _merge(earlier: TokenDelta, later: TokenDelta) -> TokenDelta:

@@ -1,7 +1,8 @@
 """The seam between gateway and replicas.
 
 `bakehouse_replica.engine.Engine` satisfies `ReplicaClient` as it is, so gateway and engine are tested together
-without Ray; `bakehouse_router.ray_client` is the one that a cluster uses.
+without Ray; `bakehouse_router.subscription_client` is the one that a cluster uses, and
+`bakehouse_router.streaming_client` does the same more simply and slowly.
 """
 
 from collections.abc import AsyncGenerator

@@ -26,8 +26,9 @@ from bakehouse_router.proto.inference_pb2 import (
     TokenizeReply,
     TokenizeRequest,
 )
-from bakehouse_router.ray_client import RayReplicaClient
+from bakehouse_router.ray_client import RayCalls
 from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.subscription_client import SubscriptionClient
 
 if TYPE_CHECKING:  # these load transformers and torch, 3.5 s that a process which only deploys need not wait for
     from bakehouse_router.api.deltas import Fields, Kind
@@ -53,7 +54,7 @@ class GatewayDeployment:
         for package in ("bakehouse_router", "bakehouse_replica"):
             write_to_serve_log(package)
         self._settings = settings
-        self._client = RayReplicaClient(replicas, status_period_s=settings.status_period_s)
+        self._client = SubscriptionClient(RayCalls(replicas), status_period_s=settings.status_period_s)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""

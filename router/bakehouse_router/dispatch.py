@@ -52,7 +52,7 @@ class Dispatcher:
                         if n_failures:
                             fresh = tuple(replace(delta, request_id=request.request_id) for delta in fresh)
                         if fresh:
-                            yield replace(delivery, deltas=fresh)
+                            yield delivery if fresh == delivery.deltas else replace(delivery, deltas=fresh)
                 if journal.is_finished:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")

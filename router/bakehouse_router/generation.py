@@ -9,6 +9,7 @@ from typing import Protocol
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
+from bakehouse_router.inbox import Inbox
 from bakehouse_router.metrics import COMPLETE
 from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
@@ -90,6 +91,10 @@ class _Ended:
     error: Exception | None = None
 
 
+# Of the request with this index.
+_News = tuple[int, Delivery | _Ended]
+
+
 class Generation:
     """Runs the prompts of one call; choice k of prompt r is choice `r * n + k` of the call.
 
@@ -116,7 +121,6 @@ class Generation:
         self._admission = admission
         self._watch = watch
         self._pumps: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[tuple[int, Delivery | _Ended]] = asyncio.Queue()
 
     @property
     def usage(self) -> CallUsage:
@@ -139,23 +143,28 @@ class Generation:
         """
         place: QueuePlace | None = None
         outcome = "cancelled"
+        inbox: Inbox[_News] = Inbox(self._pause_s)
         try:
             if self._admission is not None:
                 place = self._admission.enter(len(self._runs), self._n_prompt_tokens)
-            self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._runs))]
+            self._pumps = [asyncio.create_task(self._pump(index, inbox)) for index in range(len(self._runs))]
             while not all(run.is_over for run in self._runs):
-                arrived = await self._next()
-                pieces = () if arrived is None else self._take(*arrived)
-                if place is not None and all(run.has_begun for run in self._runs):
-                    place.leave()
-                if arrived is None or pieces:
-                    yield pieces
+                news = await self._next(inbox)
+                if not news:
+                    yield ()
+                for index, item in news:  # one by one: `usage` is that of what has been told by then
+                    pieces = self._take(index, item)
+                    if place is not None and all(run.has_begun for run in self._runs):
+                        place.leave()
+                    if pieces:
+                        yield pieces
             outcome = COMPLETE
             await asyncio.wait(self._pumps, timeout=_END_GRACE_S)
         except Exception as error:
             outcome = type(error).__name__
             raise
         finally:
+            inbox.close()
             if place is not None:
                 place.leave()
             if self._watch is not None:
@@ -168,30 +177,24 @@ class Generation:
     def _n_prompt_tokens(self) -> int:
         return sum(len(run.request.prompt_ids) for run in self._runs)
 
-    async def _pump(self, index: int) -> None:
+    async def _pump(self, index: int, inbox: Inbox[_News]) -> None:
         ended = _Ended()
         try:
             async with aclosing(self._dispatcher.stream(self._runs[index].request)) as deliveries:
                 async for delivery in deliveries:
-                    self._queue.put_nowait((index, delivery))
+                    inbox.put((index, delivery))
         except Exception as error:  # raised again by `pieces`, whose caller it concerns
             ended = _Ended(error=error)
-        self._queue.put_nowait((index, ended))
+        inbox.put((index, ended))
 
-    async def _next(self) -> tuple[int, Delivery | _Ended] | None:
-        """What arrived first, or None after a pause without any. Raises `DeadlineExceeded`."""
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        pause_s = self._pause_s
-        if self._deadline is not None:
-            pause_s = min(pause_s, self._deadline.left_s(asyncio.get_running_loop().time()))
-        try:
-            async with asyncio.timeout(pause_s):
-                return await self._queue.get()
-        except TimeoutError:
-            if self._deadline is not None:
-                self._deadline.left_s(asyncio.get_running_loop().time())
-            return None
+    async def _next(self, inbox: Inbox[_News]) -> list[_News]:
+        """What has arrived, nothing after a pause. Raises `DeadlineExceeded`."""
+        if self._deadline is None:
+            return await inbox.take()
+        news = await inbox.take(until=self._deadline.at)
+        if not news:
+            self._deadline.left_s(asyncio.get_running_loop().time())
+        return news
 
     def _take(self, index: int, item: Delivery | _Ended) -> tuple[TextPiece, ...]:
         run = self._runs[index]

@@ -50,6 +50,8 @@ class Journal:
         self._is_ended[delta.choice] = delta.finish is not None
         prompt_logprobs = () if self._has_prompt_logprobs else delta.prompt_logprobs
         self._has_prompt_logprobs = self._has_prompt_logprobs or bool(prompt_logprobs)
+        if not n_repeated and prompt_logprobs is delta.prompt_logprobs:
+            return delta
         return replace(
             delta,
             start=start,

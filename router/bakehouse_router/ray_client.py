@@ -1,15 +1,15 @@
-"""The router's two contacts with Ray: the request router inside each handle, and the client around a handle."""
+"""The router's two contacts with Ray: the request router inside each handle, and the calls by a handle."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import replace
 from random import Random
+from typing import Generic, TypeVar
 
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, Unavailable
+from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import card_from_wire, load_from_wire
 from ray.exceptions import RayError, RayTaskError
@@ -20,6 +20,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from bakehouse_router.policy.pick import choose
 from bakehouse_router.policy.views import ReplicaView
+from bakehouse_router.replica_calls import Answers
 from bakehouse_router.replicas import ReplicaTable
 
 logger = logging.getLogger(__name__)
@@ -27,14 +28,7 @@ logger = logging.getLogger(__name__)
 # A dead replica is noticed at once, because the call fails; one that lives answers in milliseconds, but took more
 # than 2 s on two cores at load 10 (with 1 s here the gateway then answered 503 for a healthy replica).
 STATUS_TIMEOUT_S = 5.0
-# A replica that stopped answering is shown as a problem for so long, then forgotten: Serve replaces a dead one
-# in 2 to 12 s under another id (measured).
-MISSING_SHOWN_S = 15.0
-# After a request's last delivery its call ends by itself within milliseconds.
-END_TIMEOUT_S = 0.1
-# How long a request waits while nobody serves: longer than the replacement of a crashed replica takes (3.3 s
-# at a health check period of 1 s, measured).
-NOBODY_SERVES_S = 10.0
+T = TypeVar("T")
 
 
 class KvAwareRouter(RequestRouter):
@@ -52,12 +46,21 @@ class KvAwareRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One replica per rank, the best first; the request is charged to the best at once."""
-        if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], Request):
+        """One replica per rank, the best first; a request is charged to the best at once.
+
+        A subscription goes to the replica that it names and is not charged.
+        """
+        argument = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if pending_request is None or not isinstance(argument, Request | Subscribe):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
+        if isinstance(argument, Subscribe):
+            named = [each for each in candidate_replicas if each.replica_id.unique_id == argument.replica_id]
+            # Any other refuses it. Given nobody, Serve would ask again for ever, though the call be cancelled, and
+            # soon have none left of the few tasks that route.
+            return [named or candidate_replicas]
         try:
-            return self._rank(pending_request.args[0], candidate_replicas, pending_request)
+            return self._rank(argument, candidate_replicas, pending_request)
         except Exception:
             # An exception here would hang the request for ever: Serve drops it with a log line and no answer.
             logger.exception(
@@ -108,148 +111,82 @@ class KvAwareRouter(RequestRouter):
         self._table.release(internal_request_id, replica_id.unique_id, time.monotonic())
 
 
-class RayReplicaClient:
-    """A `ReplicaClient` over a handle of the replica deployment: one streaming call per request."""
+class RayCall(Generic[T]):
+    """A `Call` by a handle; errors of Ray and of the replica become ours."""
 
-    def __init__(
-        self,
-        handle: DeploymentHandle[object],
-        *,
-        status_period_s: float,
-        status_timeout_s: float = STATUS_TIMEOUT_S,
-        nobody_serves_s: float = NOBODY_SERVES_S,
-    ) -> None:
-        self._handle = handle
-        self._calls = handle.options(method_name="generate", stream=True)
-        self._status_period_s = status_period_s
-        self._status_timeout_s = status_timeout_s
-        self._nobody_serves_s = nobody_serves_s
-        self._answers: dict[str, tuple[ReplicaStatus, float]] = {}
-        self._served_at_s = time.monotonic()
-        self._refresher: asyncio.Task[None] | None = None
+    def __init__(self, response: DeploymentResponseGenerator[T]) -> None:
+        self._response = response
 
-    def start(self) -> None:
-        """Begin to watch the replicas; needs a running event loop."""
-        self._refresher = asyncio.create_task(self._refresh_for_ever())
-
-    async def close(self) -> None:
-        """Stop watching. Requests in flight belong to whoever iterates them."""
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)
-
-    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        """The request's deliveries; closing the generator cancels the request at its replica."""
-        # An empty context gives each call an internal id of its own. Within a Serve request all calls would
-        # share one, and a second concurrent call under the same id is never routed.
-        response = Context().run(self._call, request)
-        n_open = request.params.n
+    async def next(self) -> T | None:
+        """What comes next, None at the end."""
         try:
-            delivery = await self._first(response, request)
-            while delivery is not None:
-                n_open -= sum(delta.finish is not None for delta in delivery.deltas)
-                if not n_open:
-                    await _let_end(response)
-                yield delivery
-                delivery = await _next(response) if n_open else None
-        finally:
-            if n_open:  # otherwise the replica is done; dropping the response alone would not stop it
-                _cancel(response)
+            return await anext(self._response, None)
+        except RayTaskError as error:
+            if isinstance(error.cause, BakehouseError):
+                raise error.cause from error
+            raise
+        except RayError as error:
+            raise EngineDead(f"the replica was lost: {type(error).__name__}") from error
+        except DeploymentUnavailableError as error:
+            raise Unavailable("the replica deployment is not available") from error
+        except asyncio.CancelledError as error:
+            # Serve raises this, too, when it was the replica that cancelled the call.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise EngineDead("the replica cancelled the request") from error
 
-    async def statuses(self) -> tuple[ReplicaStatus, ...]:
-        """The replicas as of the last refresh, at most a status period and a timeout old."""
-        return tuple(status for status, _ in self._answers.values())
+    def cancel(self) -> None:
+        """End it at the replica, too."""
+        # A call that no replica was found for raises that error here again, in the place of ours.
+        with suppress(DeploymentUnavailableError, RayError):
+            self._response.cancel()  # type: ignore[no-untyped-call]
 
-    def check(self) -> None:
-        """Raises what ended the watch over the replicas, if anything has."""
-        if self._refresher is not None and self._refresher.done():
-            self._refresher.result()
 
-    def _call(self, request: Request) -> DeploymentResponseGenerator[Delivery]:
-        response = self._calls.remote(request)
-        assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
-        return response
+class RayCalls:
+    """The calls to a deployment of `ReplicaActor`s by a handle."""
 
-    async def _refresh_for_ever(self) -> None:
-        while True:
-            now = time.monotonic()
-            for status in await self._ask_all():
-                self._answers[status.card.replica_id] = (status, now)
-            self._answers = {
-                replica_id: (_as_of(status, answered_s, now), answered_s)
-                for replica_id, (status, answered_s) in self._answers.items()
-                if now - answered_s < MISSING_SHOWN_S
-            }
-            if any(status.problem is None for status, _ in self._answers.values()):
-                self._served_at_s = now
-            await asyncio.sleep(self._status_period_s)
+    def __init__(self, handle: DeploymentHandle[object], *, status_timeout_s: float = STATUS_TIMEOUT_S) -> None:
+        self._handle = handle
+        self._generate = handle.options(method_name="generate", stream=True)
+        self._serve = handle.options(method_name="serve", stream=True)
+        self._subscribe = handle.options(method_name="subscribe", stream=True)
+        self._status_timeout_s = status_timeout_s
 
-    async def _ask_all(self) -> list[ReplicaStatus]:
+    def generate(self, request: Request) -> RayCall[Delivery]:
+        """See `ReplicaCalls`."""
+        return _call(self._generate, request)
+
+    def serve(self, request: Request, address: ReturnAddress) -> RayCall[Delivery | Receipt]:
+        """See `ReplicaCalls`."""
+        return _call(self._serve, request, address)
+
+    def subscribe(self, subscribe: Subscribe) -> RayCall[StepMessage]:
+        """See `ReplicaCalls`."""
+        return _call(self._subscribe, subscribe)
+
+    async def ask_all(self, received: Received | None) -> Answers:
         """The answers of those that answer in time; a dead or silent replica simply gives none."""
         try:
             async with asyncio.timeout(self._status_timeout_s):
                 # The public `results_async` loses all answers when a single replica is silent.
-                calls = await self._handle.broadcast("status")._fetch_replica_results_async()
-        except (TimeoutError, RayError, DeploymentUnavailableError):
-            return []
+                calls = await self._handle.broadcast("status", received)._fetch_replica_results_async()
+        except DeploymentUnavailableError:
+            return Answers(statuses=(), is_whole=True)
+        except (TimeoutError, RayError):
+            return Answers(statuses=(), is_whole=False)
         asked = [
             asyncio.wait_for(call.get_async(), self._status_timeout_s)  # type: ignore[no-untyped-call]
             for call in calls
         ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, ReplicaStatus)]
-
-    async def _first(self, response: DeploymentResponseGenerator[Delivery], request: Request) -> Delivery | None:
-        """The first delivery. Serve would wait without limit for a replica to appear; this does not."""
-        first = asyncio.ensure_future(_next(response))
-        try:
-            while not (await asyncio.wait({first}, timeout=self._status_period_s))[0]:
-                silent_s = time.monotonic() - self._served_at_s
-                if silent_s > self._nobody_serves_s:
-                    raise Unavailable(f"no replica has served for {silent_s:.0f} s; request {request.request_id}")
-            return first.result()
-        finally:
-            first.cancel()
+        statuses = tuple(answer for answer in answers if isinstance(answer, ReplicaStatus))
+        return Answers(statuses=statuses, is_whole=len(statuses) == len(answers))
 
 
-def _cancel(response: DeploymentResponseGenerator[Delivery]) -> None:
-    """Cancel a call. One that no replica was found for raises that error here again, in the place of ours."""
-    with suppress(DeploymentUnavailableError, RayError):
-        response.cancel()  # type: ignore[no-untyped-call]
-
-
-async def _let_end(response: DeploymentResponseGenerator[Delivery]) -> None:
-    """Wait for the end of a call that has delivered everything.
-
-    Its charge is released then. Were the last delivery passed on before, the client's next prompt of the same
-    prefix could find its home still charged with the whole prefix, and go elsewhere (7 of 170 times, busy cores).
-    """
-    try:
-        async with asyncio.timeout(END_TIMEOUT_S):
-            await _next(response)
-    except (TimeoutError, BakehouseError):  # the answer is whole all the same
-        response.cancel()  # type: ignore[no-untyped-call]
-
-
-async def _next(response: DeploymentResponseGenerator[Delivery]) -> Delivery | None:
-    """The next delivery, None at the end; errors of Ray and of the replica become ours."""
-    try:
-        return await anext(response, None)
-    except RayTaskError as error:
-        if isinstance(error.cause, BakehouseError):
-            raise error.cause from error
-        raise
-    except RayError as error:
-        raise EngineDead(f"the replica was lost: {type(error).__name__}") from error
-    except DeploymentUnavailableError as error:
-        raise Unavailable("the replica deployment is not available") from error
-    except asyncio.CancelledError as error:
-        # Serve raises this, too, when it was the replica that cancelled the call.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise EngineDead("the replica cancelled the request") from error
-
-
-def _as_of(status: ReplicaStatus, answered_s: float, now: float) -> ReplicaStatus:
-    return status if answered_s == now else replace(status, problem=f"silent for {now - answered_s:.1f} s")
+def _call(handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:
+    # An empty context gives each call an internal id of its own. Within a Serve request all calls would share one,
+    # and a second concurrent call under the same id is never routed.
+    response = Context().run(handle.remote, *arguments)
+    assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
+    return RayCall(response)

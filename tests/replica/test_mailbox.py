@@ -82,7 +82,7 @@ async def test_a_gap_between_deltas_is_our_bug_and_loud() -> None:
 
 async def test_a_waiting_consumer_is_woken_from_another_thread() -> None:
     mailbox = Mailbox(1)
-    threading.Thread(target=lambda: post([(mailbox, delta(0, 5)), (mailbox, delta(1, 6))])).start()
+    threading.Thread(target=lambda: post({mailbox.loop: [(mailbox, delta(0, 5)), (mailbox, delta(1, 6))]})).start()
     async with asyncio.timeout(5):
         assert [d.token_ids for d in await mailbox.take()] == [(5, 6)]
 
@@ -92,4 +92,4 @@ def test_mail_for_a_closed_loop_comes_back() -> None:
         return Mailbox(1)
 
     mailbox = asyncio.run(make())
-    assert post([(mailbox, delta(0, 5))]) == [mailbox]
+    assert post({mailbox.loop: [(mailbox, delta(0, 5))]}) == [mailbox]

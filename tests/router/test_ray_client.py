@@ -1,4 +1,4 @@
-"""The adapters to Ray, without a cluster: ranks and charges in the router, errors and cancel in the client."""
+"""The adapters to Ray, without a cluster: ranks and charges in the router, errors and cancel in the calls."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
 from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.step_message import Received, Subscribe
 from bakehouse_replica.core.types import (
     Delivery,
     FinishReason,
@@ -17,7 +18,8 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
-from bakehouse_router.ray_client import KvAwareRouter, RayReplicaClient
+from bakehouse_router.ray_client import KvAwareRouter, RayCalls
+from bakehouse_router.streaming_client import StreamingClient
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.replica_result import ReplicaResult
@@ -158,6 +160,20 @@ async def test_a_call_that_is_no_request_may_go_anywhere(argument: object) -> No
     assert sum(in_flight(made).values()) == 0
 
 
+async def test_a_subscription_goes_where_it_names_and_costs_no_charge() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+    call = pending(Subscribe(replica_id="b", gateway_id="g", subscription_id="g-0"))
+
+    assert await made.choose_replicas([a, b], call) == [[b]]
+    assert call.routing_context.should_backoff
+    made.on_request_routed(call, b.replica_id, cast(ReplicaResult, None))
+    assert in_flight(made) == {"a": 0, "b": 0}
+    made.on_request_completed(b.replica_id, "call")
+    assert in_flight(made) == {"a": 0, "b": 0}
+    assert await made.choose_replicas([a], call) == [[a]], "which refuses it"
+
+
 async def test_a_failure_of_the_policy_never_leaves_a_request_without_a_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -250,33 +266,35 @@ class Broadcast:
 class Handle:
     """The part of a deployment handle that the client uses."""
 
-    def __init__(self, response: Response | None = None, answers: Sequence[object] = ()) -> None:
+    def __init__(self, response: Response | None = None, answers: Sequence[object] | Exception = ()) -> None:
         self.response = response
         self.answers = answers
         self.n_asked = 0
         self.is_asked = asyncio.Event()
 
     def options(self, *, method_name: str, stream: bool) -> "Handle":
-        assert (method_name, stream) == ("generate", True)
+        assert method_name in ("generate", "serve", "subscribe")
+        assert stream
         return self
 
     def remote(self, asked: Request) -> Response | None:
         return self.response
 
-    def broadcast(self, method_name: str) -> Broadcast:
+    def broadcast(self, method_name: str, received: Received | None) -> Broadcast:
         assert method_name == "status"
+        if isinstance(self.answers, Exception):
+            raise self.answers
         self.n_asked += 1
         self.is_asked.set()
         return Broadcast([Answer(answer) for answer in self.answers])
 
 
-def client(handle: Handle, *, nobody_serves_s: float = 10.0) -> RayReplicaClient:
-    return RayReplicaClient(
-        cast(DeploymentHandle[object], handle),
-        status_period_s=0.01,
-        status_timeout_s=0.05,
-        nobody_serves_s=nobody_serves_s,
-    )
+def calls_by(handle: Handle) -> RayCalls:
+    return RayCalls(cast(DeploymentHandle[object], handle), status_timeout_s=0.05)
+
+
+def client(handle: Handle, *, nobody_serves_s: float = 10.0) -> StreamingClient:
+    return StreamingClient(calls_by(handle), status_period_s=0.01, nobody_serves_s=nobody_serves_s)
 
 
 def delivery(*, finish: FinishReason | None = None, choice: int = 0) -> Delivery:
@@ -432,6 +450,20 @@ async def test_statuses_show_who_serves_who_does_not_and_who_has_gone_silent() -
     assert set(both) == {well, ill}
     assert silent["b"] == "dead"
     assert (silent["a"] or "").startswith("silent for")
+
+
+async def test_whether_all_that_run_have_answered_is_known() -> None:
+    well = ReplicaStatus(card=card("a"), load=LOAD)
+    told: list[tuple[Sequence[object] | Exception, int, bool]] = [
+        ([well], 1, True),
+        ([None, well], 1, False),
+        ([ActorDiedError(), well], 1, False),
+        (DeploymentUnavailableError(DEPLOYMENT), 0, True),
+        (ActorDiedError(), 0, False),
+    ]
+    for answers, n_statuses, is_whole in told:
+        seen = await calls_by(Handle(answers=answers)).ask_all(None)
+        assert (len(seen.statuses), seen.is_whole) == (n_statuses, is_whole), answers
 
 
 async def test_one_silent_replica_does_not_hide_the_others() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.sampling import Grammar, SamplingParams
@@ -69,13 +70,14 @@ async def engine_with(
     max_waiting_requests: int = 100,
     clock: Callable[[], float] | None = None,
     on_failure: Callable[[str], None] | None = None,
+    replica_id: str = CARD.replica_id,
 ) -> AsyncGenerator[Engine, None]:
     """A started engine, closed in the end; its clock ticks by a second with every look at it."""
     ticks = iter(range(1_000_000))
     engine = Engine(
         executor=executor or FakeExecutor(CAPACITY, before_step=before_step),
         policy=SchedulingPolicy(max_model_len=CARD.max_model_len, max_waiting_requests=max_waiting_requests),
-        card=CARD,
+        card=replace(CARD, replica_id=replica_id),
         clock=clock or (lambda: float(next(ticks))),
         on_failure=on_failure,
     )

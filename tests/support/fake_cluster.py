@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.local_ray import LOOPBACK, LocalRay, LocalRaySettings
+from bakehouse_cluster.local_ray import LocalRay
+from bakehouse_cluster.ports import LOOPBACK
+from bakehouse_cluster.serve_environment import LocalRaySettings
 from bakehouse_replica.settings import ReplicaSettings
 
 

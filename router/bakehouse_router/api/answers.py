@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from bakehouse_router.api.errors import Problem, problem_of
 from bakehouse_router.api.replies import ChoiceChunk, ChoiceMerger, ChoiceWriter, ReplyHead, ReplyShape, usage_json
-from bakehouse_router.api.sse import DONE, KEEP_ALIVE, event
+from bakehouse_router.api.sse import DONE, KEEP_ALIVE, event, to_json
 from bakehouse_router.api.token_json import Json
 from bakehouse_router.generation import Generation
 from bakehouse_router.prompt_run import TextPiece
@@ -65,7 +65,10 @@ def late_problem(error: Exception, request_id: str) -> Problem:
 
 
 class EventWriter:
-    """The events of one stream, in OpenAI's order: opening, text and finish of each choice, usage, `[DONE]`."""
+    """The events of one stream, in OpenAI's order: opening, text and finish of each choice, usage, `[DONE]`.
+
+    What all its events begin and most of them end with is written as JSON once: of a token's cost that is half.
+    """
 
     def __init__(self, generation: Generation, shape: ReplyShape, head: ReplyHead, request_id: str) -> None:
         self._generation = generation
@@ -73,6 +76,8 @@ class EventWriter:
         self._maker = ChunkMaker(generation, shape)
         self._head = head
         self._request_id = request_id
+        self._opening = f"data: {to_json(head.reply(shape.chunk_kind, [])).removesuffix(']}')}"
+        self._closing = "]}\n\n" if not head.shows_usage else '],"usage":null}\n\n'
 
     async def frames(self, first: tuple[TextPiece, ...], rest: Pieces) -> AsyncGenerator[bytes, None]:
         """The whole stream; an error ends it with an error event, and then `[DONE]` as always."""
@@ -92,12 +97,14 @@ class EventWriter:
     def _frame(self, pieces: tuple[TextPiece, ...]) -> bytes:
         if not pieces:
             return KEEP_ALIVE
-        return b"".join(self._event(chunk) for _, chunk in self._maker.chunks(pieces))
+        return "".join([self._event(chunk) for _, chunk in self._maker.chunks(pieces)]).encode()
 
-    def _event(self, chunk: ChoiceChunk) -> bytes:
-        reply = self._head.reply(self._shape.chunk_kind, [chunk.choice]) | chunk.beside
+    def _event(self, chunk: ChoiceChunk) -> str:
+        return f"{self._opening}{to_json(chunk.choice)}{self._closing_of(chunk.beside)}"
+
+    def _closing_of(self, beside: Json) -> str:
         if self._head.counts_along:
-            reply["usage"] = usage_json(self._generation.usage)
-        elif self._head.shows_usage:
-            reply["usage"] = None
-        return event(reply)
+            beside = {**beside, "usage": usage_json(self._generation.usage)}
+        elif beside and self._head.shows_usage:
+            beside = {**beside, "usage": None}
+        return f"],{to_json(beside)[1:]}\n\n" if beside else self._closing

@@ -14,10 +14,14 @@ DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
+# As `json.dumps` would with these arguments, which however makes a new encoder for each call.
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def event(payload: Mapping[str, object], name: str | None = None) -> bytes:
     """One event; `name` where clients tell events apart by it."""
-    head = b"" if name is None else f"event: {name}\n".encode()
-    return head + b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {to_json(payload)}\n\n".encode()
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

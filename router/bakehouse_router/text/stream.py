@@ -138,6 +138,7 @@ class TextStream:
         self._has_stop_id = False
         self._is_over = is_over
         self._has_enough = False
+        self._is_plain = self._matcher is None and self._borders is None and is_over is None
         self.n_tokens = 0
 
     @property
@@ -151,6 +152,9 @@ class TextStream:
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
         """The text released by these ids; may be empty. `logprobs`: one for each id, or none at all."""
+        if self._is_plain and self._stop_ids.isdisjoint(token_ids) and not self._has_stop_id:
+            self.n_tokens += len(token_ids)
+            return self._decode(b"".join(map(self._vocabulary.bytes_of, token_ids)))
         released = []
         known: Sequence[TokenLogprob | None] = logprobs or [None] * len(token_ids)
         for token_id, logprob in zip(token_ids, known, strict=True):

@@ -1,0 +1,38 @@
+"""What event loops ask of the engine's thread; obeyed in order of arrival, between steps."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from bakehouse_replica.core.types import Request
+from bakehouse_replica.mailbox import Recipient
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Serve this request and deliver its deltas to this recipient."""
+
+    request: Request
+    recipient: Recipient
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """`recipient` None aborts whichever request has the id; else only the one that goes to this recipient."""
+
+    request_id: str
+    recipient: Recipient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell when no request is left."""
+
+    is_idle: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread."""
+
+
+Command = Add | Abort | Drain | Stop
