@@ -7,7 +7,7 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_router.keys import read_keys
 
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.local_ray import require_free_port
+from bakehouse_cluster.ports import require_free_ports
 
 
 def check_before_start(config: Config) -> None:
@@ -30,16 +30,23 @@ def is_loopback(host: str) -> bool:
 
 
 def _require_one_gateway(config: Config) -> None:
-    if config.server.gateways > 1:
+    if config.server.gateways > 1 and config.server.ingress == "direct":
         raise StartupError(
-            f"server.gateways: a local server has one gateway, which listens on the port itself, "
-            f"not {config.server.gateways}"
+            f"server.gateways: a local server has one gateway, which listens on the port itself, not "
+            f"{config.server.gateways}; --ingress proxy or haproxy puts a proxy in front of several"
         )
 
 
 def _require_keys_beyond_loopback(config: Config) -> None:
     server = config.server
-    if is_loopback(server.host) or config.gateway.keys is not None or server.allow_unauthenticated:
+    if config.gateway.keys is not None or server.allow_unauthenticated:
+        return
+    if server.ingress == "haproxy":
+        raise StartupError(
+            "server.ingress: HAProxy listens on all of this machine's addresses and nobody would be asked for a "
+            "key; give --keys FILE, or --allow-unauthenticated if that is meant"
+        )
+    if is_loopback(server.host):
         return
     raise StartupError(
         f"server.host: {server.host} can be reached from outside and nobody would be asked for a key; give --keys "
@@ -49,12 +56,9 @@ def _require_keys_beyond_loopback(config: Config) -> None:
 
 def _require_free_ports(config: Config) -> None:
     server = config.server
-    require_free_port(server.host, server.port)
-    if server.grpc_port is None:
-        return
     if server.grpc_port == server.port:
         raise StartupError(f"server.grpc_port: {server.grpc_port} is the port of HTTP, too; choose another")
-    require_free_port(server.host, server.grpc_port, flag="--grpc-port")
+    require_free_ports(server.host, server.port, server.grpc_port)
 
 
 def _require_memory(config: Config) -> None:

@@ -10,6 +10,7 @@ from bakehouse_replica.core.errors import BakehouseError
 from rich.console import Console
 
 from bakehouse_cluster import serving
+from bakehouse_cluster.bench import command as bench
 from bakehouse_cluster.config import load_config
 from bakehouse_cluster.progress import Stages
 
@@ -32,8 +33,11 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens; the model's own by default.")]
 KvMemory = Annotated[str | None, typer.Option(help="KV cache of one replica, as 512MiB or 2GB.")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")]
+Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
+
+app.add_typer(bench.app, name="bench")
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -58,6 +62,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8000 by default.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC face; none by default.")] = None,
+    ingress: Annotated[str | None, typer.Option(help="Who listens: direct, proxy or haproxy.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the model.")] = None,
     keys: Annotated[Path | None, typer.Option(help="YAML file of API keys and their tenants.")] = None,
     allow_unauthenticated: Annotated[
@@ -66,6 +71,7 @@ def serve(
     max_model_len: MaxModelLen = None,
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     device: Device = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
@@ -76,6 +82,7 @@ def serve(
         "server.host": host,
         "server.port": port,
         "server.grpc_port": grpc_port,
+        "server.ingress": ingress,
         "server.replicas": replicas,
         "server.allow_unauthenticated": allow_unauthenticated,
         "gateway.keys": keys,
@@ -85,6 +92,7 @@ def serve(
         "model.chat_template": chat_template,
         "model.max_model_len": max_model_len,
         "model.dtype": dtype,
+        "model.quantize": quantize,
         "model.device": device,
         "replica.kv_memory": kv_memory,
     }
@@ -100,6 +108,7 @@ def generate(
     max_model_len: MaxModelLen = None,
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     device: Device = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
@@ -111,6 +120,7 @@ def generate(
         "model.chat_template": chat_template,
         "model.max_model_len": max_model_len,
         "model.dtype": dtype,
+        "model.quantize": quantize,
         "model.device": device,
         "replica.kv_memory": kv_memory,
     }
@@ -137,6 +147,7 @@ def chat(
     max_model_len: MaxModelLen = None,
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     device: Device = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
@@ -158,6 +169,7 @@ def chat(
             "model.chat_template": chat_template,
             "model.max_model_len": max_model_len,
             "model.dtype": dtype,
+            "model.quantize": quantize,
             "model.device": device,
             "model.revision": revision,
             "replica.kv_memory": kv_memory,

@@ -17,6 +17,8 @@ from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings, ToolFormatName
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
+from bakehouse_cluster.serve_environment import Ingress
+
 Size = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 # A replica with less of a CPU than this would not answer Serve's health checks in time.
@@ -43,13 +45,15 @@ class ModelSection(_Section):
     tool_format: ToolFormatName = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Literal["none", "int8"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 class ReplicaSection(_Section):
     """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
 
-    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica.
+    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `executor` `fake` draws
+    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs.
     """
 
     kv_memory: Size | None = None
@@ -60,12 +64,15 @@ class ReplicaSection(_Section):
     max_waiting_requests: Count = 4096
     cpus: Cpus | None = None
     threads: Count | None = None
+    executor: Literal["model", "fake"] = "model"
+    fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class GatewaySection(_Section):
     """Limits on what clients may send, who may send it, and what one gateway reserves.
 
-    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call.
+    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call. `one_loop`:
+    all of a gateway runs on one event loop, see `bakehouse_cluster.app`.
     """
 
     max_body: Size = ByteSize(4 * 1024 * 1024)
@@ -86,18 +93,21 @@ class GatewaySection(_Section):
     ignore_unknown_fields: bool = False
     keep_alive_s: Seconds = 5.0
     cpus: Cpus = 0.1
+    one_loop: bool = True
 
 
 class ServerSection(_Section):
     """Where and how wide the server runs.
 
-    `host`, the ports, `object_store` and `allow_unauthenticated` matter to a local server only. `grpc_port` None
-    offers no gRPC. `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
+    `host`, the ports, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
+    `grpc_port` None offers no gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`.
+    `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    ingress: Ingress = "direct"
     allow_unauthenticated: bool = False
     replicas: Count = 1
     gateways: Count = 1
@@ -155,6 +165,7 @@ class Config(_Section):
             served_name=self.model.served_name,
             device=self.model.device,
             dtype=self.model.dtype,
+            quantize=self.model.quantize,
             max_model_len=self.model.max_model_len,
             kv_memory_bytes=self.replica.kv_memory,
             block_size=self.replica.block_size,
@@ -163,6 +174,8 @@ class Config(_Section):
             max_prefill_tokens=self.replica.max_prefill_tokens,
             max_waiting_requests=self.replica.max_waiting_requests,
             n_threads=self.replica.threads,
+            executor=self.replica.executor,
+            fake_step_s=self.replica.fake_step_ms / 1000,
             hash_key=hash_key,
         )
 

@@ -33,8 +33,8 @@ Message = Mapping[str, object]
 class LLM:
     """One model, loaded by the constructor and released by `close`, or as a context manager.
 
-    `kv_memory` is a number of bytes or a text such as `512MiB`. Raises `StartupError` where the model cannot be
-    served as asked.
+    `quantize` `int8` computes matrix products in 8 bits. `kv_memory` is a number of bytes or a text such as
+    `512MiB`. Raises `StartupError` where the model cannot be served as asked.
 
         with LLM("smollm2") as llm:
             (output,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
@@ -47,6 +47,7 @@ class LLM:
         *,
         revision: str | None = None,
         dtype: str = "auto",
+        quantize: str = "none",
         device: str = "auto",
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
@@ -58,6 +59,7 @@ class LLM:
                     "source": model,
                     "revision": revision,
                     "dtype": dtype,
+                    "quantize": quantize,
                     "device": device,
                     "max_model_len": max_model_len,
                     "chat_template": chat_template,

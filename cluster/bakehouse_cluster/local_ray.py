@@ -4,19 +4,16 @@ Ray and Serve read their environment when they are imported, so this module sets
 its functions; nothing that imports Serve may be imported before `LocalRay.start` has returned.
 """
 
-import errno
 import logging
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +22,8 @@ import psutil
 from bakehouse_replica.core.errors import StartupError, Unavailable
 
 from bakehouse_cluster.guard import end_all
+from bakehouse_cluster.ports import LOOPBACK, free_port, require_free_ports
+from bakehouse_cluster.serve_environment import LocalRaySettings, environment
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -35,32 +34,15 @@ APP_NAME = "bakehouse"
 # A Unix socket's path holds 107 bytes on Linux and 103 on macOS; Ray appends "/ray/session_<date>_<time>_<pid>/
 # sockets/plasma_store" to our folder, 70 bytes with a pid of seven digits.
 MAX_FOLDER_BYTES = 103 - 70
-LOOPBACK = "127.0.0.1"
-# Holds what a reply can report of the longest prompts.
-MIN_GRPC_BYTES = 64 * 1024 * 1024
 # Without one of them there is no Ray; whatever else dies is started again, by Serve or by Ray.
 VITAL_PROGRAMS = frozenset({"raylet", "gcs_server"})
 LOST_POLL_S = 1.0
+# What Serve says where a gateway cannot have its port: at the first attempt, and at those after it.
+TAKEN_PORT_SIGNS = ("Failed to bind to address", "NoAvailablePortError")
 DRAIN_POLL_S = 0.1
 GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
 WORKER_HOOK = "bakehouse_cluster.worker_hook.confine_worker"
-MIDDLEWARES = "bakehouse_router.serve_headers.middlewares"
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRaySettings:
-    """Where the gateway listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
-
-    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
-    """
-
-    host: str
-    port: int
-    grpc_port: int | None = None
-    max_grpc_bytes: int = MIN_GRPC_BYTES
-    n_cpus: int
-    object_store_bytes: int
 
 
 class LocalRay:
@@ -92,7 +74,7 @@ class LocalRay:
     def start(self) -> None:
         """Start Ray and Serve; raises `StartupError` where the machine refuses."""
         self.token_path.write_text(secrets.token_hex(32))
-        os.environ.update(_environment(self._settings, self.token_path))
+        os.environ.update(environment(self._settings, self._folder, self.token_path))
         import ray  # reads the environment set above
         from ray._private import worker
         from ray._private.parameter import RayParams
@@ -100,9 +82,11 @@ class LocalRay:
         logging.getLogger("ray").setLevel(logging.ERROR)
         # Of a program that dies it would print the last 20 lines of the log; `wait_until_lost` says it in one.
         vars(worker)["print_to_stdstream"] = lambda *_lines, **_options: None
-        # `ray.init` has no argument for this port; its default is 52365 for every Ray of a machine.
+        # `ray.init` has no arguments for these. The port's default is 52365 for every Ray of a machine. The log
+        # monitor reads all logs all the time to print them here, which is not wanted; the dashboard reads the
+        # files itself.
         RayParams.__init__ = with_keyword(  # type: ignore[method-assign]
-            RayParams.__init__, dashboard_agent_listen_port=0
+            RayParams.__init__, dashboard_agent_listen_port=0, include_log_monitor=False
         )
         try:
             context = ray.init(
@@ -111,7 +95,7 @@ class LocalRay:
                 object_store_memory=self._settings.object_store_bytes,
                 include_dashboard=True,
                 dashboard_host=LOOPBACK,
-                dashboard_port=_free_port(),
+                dashboard_port=free_port(),
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 namespace="serve",
@@ -129,19 +113,25 @@ class LocalRay:
 
     def _start_serve(self) -> None:
         from ray import serve  # reads the environment set by `start`
+        from ray.exceptions import RayError
         from ray.serve.config import HTTPOptions, gRPCOptions
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        offers_grpc = self._settings.grpc_port is not None
-        # With direct ingress the gateway itself listens on the asked ports. Serve starts its proxy all the same;
-        # it gets free ports on loopback unless all were asked for.
-        serve.start(
-            http_options=HTTPOptions(host=self._settings.host, port=0),
-            grpc_options=gRPCOptions(
-                port=_free_port(), grpc_servicer_functions=[GRPC_SERVICES] if offers_grpc else []
-            ),
-            proxy_location="HeadOnly",
-        )
+        settings = self._settings
+        # With direct ingress the gateway listens on the asked ports. Serve starts its proxy all the same, which
+        # gets free ones.
+        is_direct = settings.ingress == "direct"
+        services = [] if settings.grpc_port is None else [GRPC_SERVICES]
+        grpc_port = free_port() if is_direct else settings.grpc_port or free_port()
+        try:
+            serve.start(
+                http_options=HTTPOptions(host=settings.host, port=0 if is_direct else settings.port),
+                grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=services),
+                proxy_location="HeadOnly",
+            )
+        except RayError as error:
+            self._refuse_taken_port([str(error)])
+            raise StartupError(f"Serve did not start: {str(error).splitlines()[-1]}") from error
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # `serve.start` has set it back to INFO
 
     def deploy(self, application: "Application") -> None:
@@ -154,8 +144,17 @@ class LocalRay:
         try:
             serve.run(application, name=APP_NAME)
         except RuntimeError as error:
-            statuses = serve.status().applications[APP_NAME].deployments
-            raise StartupError(_reason(status.message for status in statuses.values())) from error
+            messages = [status.message for status in serve.status().applications[APP_NAME].deployments.values()]
+            self._refuse_taken_port(messages)
+            raise StartupError(_reason(messages)) from error
+
+    def _refuse_taken_port(self, messages: Iterable[str]) -> None:
+        """Raises `StartupError` where Serve's messages tell of a port that another server has.
+
+        It was free when this one looked first: the two were started at the same time.
+        """
+        if any(sign in message for message in messages for sign in TAKEN_PORT_SIGNS):
+            require_free_ports(self._settings.host, self._settings.port, self._settings.grpc_port)
 
     def wait_until_lost(self) -> None:
         """Waits as long as Ray lives. Raises `Unavailable`, with nothing of Ray left, where it has died."""
@@ -225,23 +224,6 @@ class LocalRay:
         self.close()
 
 
-def require_free_port(host: str, port: int, flag: str = "--port") -> None:
-    """Raises `StartupError` where nobody can listen on `host`:`port`; `flag` is what chooses another."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise StartupError(f"host {host!r} is not an address of this machine: {error.strerror}") from error
-    with socket.socket(family, kind, protocol) as probe:
-        # Closed connections of an earlier run do not count, as for the gateway's own socket (`confine_worker`).
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartupError(f"port {port} on {host} is in use; choose another with {flag}") from error
-            raise StartupError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
-
-
 def with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
     """`function` with these arguments, whatever its callers say."""
     return lambda *args, **kwargs: function(*args, **(kwargs | fixed))
@@ -277,31 +259,3 @@ def _private_folder() -> Path:
             return folder
         shutil.rmtree(folder)
     raise StartupError(f"the path of the temporary folder {tempfile.gettempdir()} is too long for Ray's sockets")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _environment(settings: LocalRaySettings, token_path: Path) -> dict[str, str]:
-    return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_path),  # else ~/.ray/auth_token is written and shared by all
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
-        "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_grpc_bytes),  # else 2 GiB
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(settings.grpc_port or 0),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str((settings.grpc_port or 0) + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
-        "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
-    }

@@ -15,8 +15,10 @@ from bakehouse_replica.source import open_source
 
 from bakehouse_cluster.checks import check_before_start, is_loopback
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.local_ray import LOOPBACK, MIN_GRPC_BYTES, LocalRay, LocalRaySettings
+from bakehouse_cluster.local_ray import LocalRay
+from bakehouse_cluster.ports import LOOPBACK
 from bakehouse_cluster.progress import Stages
+from bakehouse_cluster.serve_environment import MIN_GRPC_BYTES, LocalRaySettings
 
 EXAMPLE = "What is the capital of France?"
 READY_POLL_S = 0.1
@@ -44,6 +46,7 @@ def serve(config: Config, stages: Stages) -> int:
             host=config.server.host,
             port=config.server.port,
             grpc_port=config.server.grpc_port,
+            ingress=config.server.ingress,
             # A request that is over the limit, but not far, is still told so.
             max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
@@ -158,8 +161,8 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
         f"{server.replicas} replica{'s' if server.replicas > 1 else ''}; "
         f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
     )
-    if not is_loopback(server.host) and config.gateway.keys is None:
-        stages.note(f"  WARNING    {server.host} can be reached from outside, and nobody is asked for a key")
+    if (server.ingress == "haproxy" or not is_loopback(server.host)) and config.gateway.keys is None:
+        stages.note("  WARNING    this server can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
 
 

@@ -55,3 +55,17 @@ def test_the_port_of_grpc_must_be_free_and_another(port: int) -> None:
         used = listener.getsockname()[1]
         with pytest.raises(StartupError, match=rf"port {used} .* is in use; choose another with --grpc-port"):
             check_before_start(config_of(port, {"grpc_port": used}))
+
+
+def test_several_gateways_need_a_proxy(port: int) -> None:
+    with pytest.raises(
+        StartupError, match=r"server\.gateways: .* one gateway, .* not 2; --ingress proxy or haproxy"
+    ):
+        check_before_start(config_of(port, {"gateways": 2}))
+    check_before_start(config_of(port, {"gateways": 2, "ingress": "proxy"}))
+
+
+def test_haproxy_listens_beyond_loopback_and_so_needs_keys_or_that_it_is_meant(port: int) -> None:
+    with pytest.raises(StartupError, match=r"server\.ingress: HAProxy listens on all .* give --keys FILE"):
+        check_before_start(config_of(port, {"ingress": "haproxy"}))
+    check_before_start(config_of(port, {"ingress": "haproxy", "allow_unauthenticated": True}))

@@ -32,6 +32,11 @@ def test_sizes_are_written_with_their_unit(text: str, size_bytes: int) -> None:
     assert config.replica_settings(b"key").kv_memory_bytes == size_bytes
 
 
+def test_replicas_are_told_to_quantize_only_where_somebody_asks() -> None:
+    assert load_config(None, {"model.quantize": "int8"}).replica_settings(b"key").quantize == "int8"
+    assert load_config(None, {}).replica_settings(b"key").quantize == "none"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -42,6 +47,7 @@ def test_sizes_are_written_with_their_unit(text: str, size_bytes: int) -> None:
         ("server: {replicas: 0}", r"^server\.replicas: .*greater than or equal to 1, not 0$"),
         ("server: 3", r"^server: .*, not 3$"),
         ("model: {dtype: float8}", r"^model\.dtype: .*'auto', 'float32' or 'bfloat16', not 'float8'$"),
+        ("model: {quantize: int4}", r"^model\.quantize: .*'none' or 'int8', not 'int4'$"),
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: .*not 'much'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),

@@ -15,7 +15,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import chain
-from time import perf_counter
+from time import perf_counter, sleep
 
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.sampling import MAX_BIAS, SamplingParams
@@ -42,8 +42,10 @@ class FakeExecutor:
     any other bias, the penalties, whose ids are only checked, and `temperature` above 0, `top_k`, `top_p` and
     `min_p` change nothing. A grammar it refuses.
 
-    `tokens_per_step`: how many tokens it draws at once; the ids do not depend on it. `before_step` is called first
-    thing in each step, in the thread that executes; what it raises is what `execute` raises.
+    `tokens_per_step`: how many tokens it draws at once; the ids do not depend on it. `step_s` paces it: while
+    there is work, steps end in a beat of so long, whatever the caller does in between, so that n streams are
+    offered n / `step_s` tokens a second; a step that is less than a beat late is made up for. `before_step` is
+    called first thing in each step, in the thread that executes; what it raises is what `execute` raises.
     """
 
     def __init__(
@@ -52,11 +54,14 @@ class FakeExecutor:
         *,
         vocabulary_size: int = 1000,
         tokens_per_step: int = 1,
+        step_s: float = 0.0,
         before_step: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self._capacity = capacity
         self._vocabulary_size = vocabulary_size
         self._tokens_per_step = tokens_per_step
+        self._step_s = step_s
+        self._ends_at = 0.0
         self._before_step = before_step
         self._cache = TokenCache(capacity)
 
@@ -85,6 +90,7 @@ class FakeExecutor:
                 _check_history(history, chunk.sample)
                 draws = tuple(self._draw(history, chunk.sample, seed) for seed in chunk.sample.seeds)
                 sampled.append(Sampled(sequence_id=chunk.sequence_id, draws=draws))
+        self._wait_for_end(begun_at)
         return StepResult(
             step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=perf_counter() - begun_at
         )
@@ -92,6 +98,12 @@ class FakeExecutor:
     def close(self) -> None:
         """Forgets all it stored."""
         self._cache.clear()
+
+    def _wait_for_end(self, begun_at: float) -> None:
+        """A step that begins less than a beat after the last one's end keeps to the beat; others begin one."""
+        keeps_beat = begun_at - self._ends_at < self._step_s
+        self._ends_at = (self._ends_at if keeps_beat else begun_at) + self._step_s
+        sleep(max(self._ends_at - perf_counter(), 0.0))
 
     def _scores(self, history: "array[int]", chunk: Chunk) -> tuple[TokenLogprob, ...]:
         score = chunk.score

@@ -1,0 +1,108 @@
+"""What a local Ray and its Serve are told by environment variables, above all how requests come in.
+
+Serve reads them when it is imported, in every process, so they are set before and passed on to all workers.
+
+| ingress   | who listens on the asked ports                               | gateways | beyond loopback |
+|-----------|--------------------------------------------------------------|----------|-----------------|
+| `direct`  | the gateway itself                                           | one      | as `host` says  |
+| `proxy`   | Serve's proxy in Python, which passes on each frame with Ray | any      | as `host` says  |
+| `haproxy` | HAProxy, which passes on the gateways' bytes                 | any      | always          |
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bakehouse_cluster.ports import free_port
+
+Ingress = Literal["direct", "proxy", "haproxy"]
+
+# Holds what a reply can report of the longest prompts.
+MIN_GRPC_BYTES = 64 * 1024 * 1024
+MIDDLEWARES = "bakehouse_router.serve_headers.middlewares"
+# HAProxy keeps a list of the gateways for so long after one has gone; a stream that lasts longer is cut off.
+HARD_STOP_S = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRaySettings:
+    """Where the server listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
+
+    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
+    """
+
+    host: str
+    port: int
+    grpc_port: int | None = None
+    ingress: Ingress = "direct"
+    max_grpc_bytes: int = MIN_GRPC_BYTES
+    n_cpus: int
+    object_store_bytes: int
+
+
+# What Ray and Serve do all the time on one machine where little changes: at their own pace (0.1 s, 0.1 s, 1 s) an
+# idle server takes 14 % of a core, a quarter of it Serve's controller.
+UNHURRIED = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # no longer than the period of the replicas' reports
+    "RAY_raylet_report_resources_period_milliseconds": "500",
+    "RAY_task_events_report_interval_ms": "5000",
+}
+
+
+def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> dict[str, str]:
+    """The variables for a Ray in `folder`, whose token lies in a file."""
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),  # else ~/.ray/auth_token is written and shared by all
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_grpc_bytes),  # else 2 GiB
+        **UNHURRIED,
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
+        **_ingress_environment(settings, folder),
+    }
+
+
+def _ingress_environment(settings: LocalRaySettings, folder: Path) -> dict[str, str]:
+    match settings.ingress:
+        case "direct":
+            return _direct(settings)
+        case "proxy":
+            return {
+                "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+                "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
+            }
+        case "haproxy":
+            return _haproxy(folder / "haproxy")
+
+
+def _direct(settings: LocalRaySettings) -> dict[str, str]:
+    grpc_port = settings.grpc_port or 0
+    return {
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+        "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc_port + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
+        "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
+    }
+
+
+def _haproxy(folder: Path) -> dict[str, str]:
+    """Its files lie in the private folder and its own two ports are free ones, so that several may live here."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "s"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    }
