@@ -38,7 +38,7 @@ def build_engine(
     card = ReplicaCard(
         replica_id=replica_id,
         model_name=settings.served_name or settings.source.model,
-        model_digest=files.digest,
+        model_digest=_digest(settings, files),
         hash_key=settings.hash_key,
         block_size=capacity.block_size,
         n_blocks=capacity.n_blocks,
@@ -53,6 +53,11 @@ def build_engine(
         max_waiting_requests=settings.max_waiting_requests,
     )
     return Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+
+
+def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
+    """What tells this replica's keys and values from those of another model, or of the same one in fewer bits."""
+    return files.digest if settings.quantize == "none" else f"{files.digest}-{settings.quantize}"
 
 
 def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:
@@ -104,4 +109,4 @@ def _fake_executor(settings: ReplicaSettings, spec: ModelSpec, max_model_len: in
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
     )
-    return FakeExecutor(capacity, vocabulary_size=spec.vocabulary_size)
+    return FakeExecutor(capacity, vocabulary_size=spec.vocabulary_size, step_s=settings.fake_step_s)

@@ -10,17 +10,21 @@ from bakehouse_replica.core.types import ModelSource
 class ReplicaSettings:
     """One replica's model, memory and scheduling limits.
 
-    `max_model_len` None takes the model's own context length. `kv_memory_bytes` None takes what one
-    CPU replica gets by default (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script
-    (see `bakehouse_replica.script`) has one of its own. `n_threads`: compute threads this replica may use.
-    `hash_key` is shared by all replicas of a deployment and secret to it.
+    `quantize` `int8` rounds weights, and the rows that meet them, to 8 bits. `max_model_len` None takes the
+    model's own context length. `kv_memory_bytes` None takes what one CPU replica gets by default (see
+    `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
+    `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
+    `n_threads`: compute threads this replica may use. `hash_key` is shared by all replicas of a deployment and
+    secret to it.
     """
 
     source: ModelSource = field(default_factory=ModelSource)
     served_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Literal["none", "int8"] = "none"
     executor: Literal["model", "fake"] = "model"
+    fake_step_s: float = 0.0
     max_model_len: int | None = None
     kv_memory_bytes: int | None = None
     block_size: int | None = None

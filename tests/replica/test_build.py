@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,24 @@ def test_a_context_beyond_the_model_s_own_is_refused(settings: ReplicaSettings) 
 def test_a_device_that_is_not_there_is_refused(settings: ReplicaSettings) -> None:
     with pytest.raises(StartupError, match="cuda"):
         build_engine(replace(settings, device="cuda"), replica_id="r9")
+
+
+@pytest.mark.parametrize("change", [{"device": "cuda"}, {"dtype": "bfloat16"}])
+def test_int8_where_there_are_no_kernels_for_it_is_refused(
+    settings: ReplicaSettings, change: dict[str, Any]
+) -> None:
+    with pytest.raises(StartupError, match=r"^model '.*': no int8 kernels for [^\n]*$"):
+        build_engine(replace(settings, quantize="int8", **change), replica_id="r9")
+
+
+async def test_keys_and_values_of_int8_are_not_those_of_float32(settings: ReplicaSettings) -> None:
+    digests = set()
+    for quantize in ("none", "int8"):
+        chosen = replace(settings, executor="fake", quantize="int8" if quantize == "int8" else "none")
+        engine = build_engine(chosen, replica_id="r9")
+        digests.add(engine.card.model_digest)
+        await engine.close()
+    assert len(digests) == 2
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from time import perf_counter
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, select_ops
-from bakehouse_kernels.layout import KVCache
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
@@ -60,19 +59,16 @@ def build_executor(
     weights: DecoderWeights,
     ops: Ops,
     capacity: Capacity,
-    dtype: torch.dtype,
     constraints: ConstraintSource | None = None,
 ) -> InProcessExecutor:
     """An executor with a cache of `capacity.n_blocks` blocks on the device of the weights, warmed up."""
     device = weights.embedding_VE.device
-    cache = KVCache.allocate(
+    cache = ops.new_cache(
         n_layers=spec.n_layers,
         n_blocks=capacity.n_blocks,
         block_size=capacity.block_size,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        dtype=dtype,
-        device=device,
     )
     decoder = Decoder(spec, weights, ops)
     runner = Runner(decoder=decoder, cache=cache, ops=ops, device=device, constraints=constraints)
@@ -96,20 +92,21 @@ def load_executor(
     dtype = _DTYPES[settings.dtype]
     n_threads = settings.n_threads or torch.get_num_threads()
     try:
-        ops = select_ops(device, dtype, n_threads)
+        ops = select_ops(device, dtype, n_threads, quantize=settings.quantize)
     except ValueError as error:
         raise StartupError(f"model {files.name!r}: {error}") from error
     block_size = settings.block_size or default_block_size(device)
     memory = plan_memory(
         spec,
         dtype=dtype,
+        quantize=settings.quantize,
         block_size=block_size,
         max_model_len=max_model_len,
         kv_memory_bytes=settings.kv_memory_bytes,
         available_bytes=available_memory_bytes(),
     )
     begun_at = perf_counter()
-    weights = load_weights(files, spec, dtype=dtype, device=device)
+    weights = load_weights(files, spec, dtype=dtype, device=device, rotated=settings.quantize == "int8")
     loaded_at = perf_counter()
     capacity = Capacity(
         n_blocks=memory.n_blocks,
@@ -118,12 +115,11 @@ def load_executor(
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
     )
-    executor = build_executor(
-        spec=spec, weights=weights, ops=ops, capacity=capacity, dtype=dtype, constraints=constraints
-    )
+    executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
     logger.info(
-        "%s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, %d blocks of %d tokens (%.0f MB)",
+        "%s in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, %d blocks of %d tokens (%.0f MB)",
         files.name,
+        settings.quantize if settings.quantize != "none" else str(dtype).removeprefix("torch."),
         device,
         n_threads,
         loaded_at - begun_at,

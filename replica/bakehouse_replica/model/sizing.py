@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -14,6 +15,8 @@ _DEFAULT_KV_BYTES = 1024**3
 _DEFAULT_KV_SHARE = 0.25
 # Interpreter, torch, compiled kernels and the activations of a step: 600 MB measured for a 135M model.
 _WORKING_BYTES = 768 * 1024**2
+# Beside its 8-bit weights an output has a scale (float32) and the sum of those weights (int32).
+_OUTPUT_BYTES = 8
 
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
@@ -39,6 +42,7 @@ def plan_memory(
     spec: ModelSpec,
     *,
     dtype: torch.dtype,
+    quantize: Literal["none", "int8"],
     block_size: int,
     max_model_len: int,
     kv_memory_bytes: int | None,
@@ -49,10 +53,7 @@ def plan_memory(
     Raises `StartupError` with the numbers where the memory does not suffice, or where the cache cannot hold one
     sequence of `max_model_len` tokens.
     """
-    n_numbers = spec.n_parameters
-    if spec.has_tied_head:  # the decoder packs the head, and looks rows up in the embedding
-        n_numbers += spec.hidden_size * spec.vocabulary_size
-    weight_bytes = n_numbers * dtype.itemsize
+    weight_bytes = _weight_bytes(spec, dtype, quantize)
     fixed_bytes = weight_bytes + _WORKING_BYTES
     left_bytes = available_bytes - fixed_bytes
     budget_bytes = kv_memory_bytes
@@ -73,6 +74,15 @@ def plan_memory(
     )
     n_blocks = plan_blocks(shape, budget_bytes=budget_bytes, max_model_len=max_model_len)
     return MemoryPlan(weight_bytes=weight_bytes, kv_bytes=n_blocks * shape.block_bytes, n_blocks=n_blocks)
+
+
+def _weight_bytes(spec: ModelSpec, dtype: torch.dtype, quantize: Literal["none", "int8"]) -> int:
+    """Of the embedding, in which rows are looked up, and of the packed matrices, of which the head is one."""
+    n_embedding = spec.hidden_size * spec.vocabulary_size
+    n_packed = spec.n_parameters - (0 if spec.has_tied_head else n_embedding)
+    if quantize == "none":
+        return (n_embedding + n_packed) * dtype.itemsize
+    return n_embedding * dtype.itemsize + n_packed + spec.n_outputs * _OUTPUT_BYTES
 
 
 def choose_max_model_len(context_length: int, asked: int | None) -> int:

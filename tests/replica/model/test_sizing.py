@@ -1,6 +1,7 @@
 """How a replica divides memory, decided before any weight is loaded."""
 
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -33,11 +34,17 @@ TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
 
 
 def plan(
-    *, available_mib: int, kv_mib: int | None = None, max_model_len: int = 1024, dtype: torch.dtype = torch.float32
+    *,
+    available_mib: int,
+    kv_mib: int | None = None,
+    max_model_len: int = 1024,
+    dtype: torch.dtype = torch.float32,
+    quantize: Literal["none", "int8"] = "none",
 ) -> MemoryPlan:
     return plan_memory(
         SPEC,
         dtype=dtype,
+        quantize=quantize,
         block_size=16,
         max_model_len=max_model_len,
         kv_memory_bytes=None if kv_mib is None else kv_mib * MIB,
@@ -66,6 +73,14 @@ def test_half_precision_halves_weights_and_blocks() -> None:
     single, half = plan(available_mib=8192, kv_mib=512), plan(available_mib=8192, kv_mib=512, dtype=torch.bfloat16)
     assert half.weight_bytes * 2 == single.weight_bytes
     assert half.n_blocks in (2 * single.n_blocks, 2 * single.n_blocks + 1)
+
+
+def test_int8_keeps_the_embedding_wide_and_a_scale_and_a_sum_for_each_output() -> None:
+    chosen = plan(available_mib=8192, kv_mib=512, quantize="int8")
+    n_outputs = 30 * (15 * 64 + 576 + 2 * 1536 + 576) + 49_152
+    n_norms = 61 * 576  # in the model's 134,515,008 numbers, but not in a plan
+    assert chosen.weight_bytes == 49_152 * 576 * 4 + (134_515_008 - n_norms) + n_outputs * 8
+    assert chosen.n_blocks == plan(available_mib=8192, kv_mib=512).n_blocks
 
 
 @pytest.mark.parametrize(("available_mib", "kv_mib"), [(600, None), (4096, 3000)])

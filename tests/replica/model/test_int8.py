@@ -1,0 +1,55 @@
+"""A decoder whose products are of 8 bits: what it computes, and that neighbours change nothing of it."""
+
+import pytest
+import torch
+from bakehouse_kernels.api import Ops
+from bakehouse_kernels.dispatch import select_ops
+from bakehouse_kernels.reference import QuantisedReferenceOps, ReferenceOps
+from bakehouse_replica.model.spec import ModelSpec
+from bakehouse_replica.model.weights import DecoderWeights, load_weights
+from decoding import CPU, load, open_model, paged_logits
+from tiny_llama import write_tiny_llama
+
+LONG = [(7 * position + 3) % 320 for position in range(70)]
+SEQUENCES = [[5, 9, 200, 31, 7, 7, 18], LONG, [300, 2, 3], [1]]
+
+
+@pytest.fixture(scope="module")
+def served() -> Ops:
+    return select_ops(CPU, torch.float32, 1, quantize="int8")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSpec, DecoderWeights]:
+    """With biases, and rotated as a served model is."""
+    folder = tmp_path_factory.mktemp("int8")
+    files = open_model(write_tiny_llama(folder / "tiny", attention_bias=True, mlp_bias=True), folder / "cache")
+    spec, _ = load(files)
+    return spec, load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=True)
+
+
+def distance(tiny: tuple[ModelSpec, DecoderWeights], one: Ops, other: Ops, sequences: list[list[int]]) -> float:
+    """The mean difference of two paths' logits."""
+    pairs = zip(*(paged_logits(*tiny, sequences, [3, 1], ops) for ops in (one, other)), strict=True)
+    gaps = [(left[position] - right[position]).abs() for left, right in pairs for position in left]
+    return float(torch.stack(gaps).mean())
+
+
+def test_served_logits_are_those_of_the_definition(tiny: tuple[ModelSpec, DecoderWeights], served: Ops) -> None:
+    from_definition = distance(tiny, served, QuantisedReferenceOps(), SEQUENCES)
+    from_float32 = distance(tiny, served, ReferenceOps(), SEQUENCES)
+    print(f"mean distance from the definition {from_definition:.1e}, from float32 {from_float32:.1e}")
+    # Sums in another order may round a number of a row the other way, rarely.
+    assert from_definition < 0.1 * from_float32
+    assert from_float32 < 0.05 * float(torch.stack(list(paged_logits(*tiny, [LONG], [3, 1])[0].values())).std())
+
+
+@pytest.mark.parametrize("sizes", [[70], [3, 1]], ids=str)
+def test_neighbours_change_no_bit_of_a_sequence(
+    tiny: tuple[ModelSpec, DecoderWeights], served: Ops, sizes: list[int]
+) -> None:
+    together = paged_logits(*tiny, SEQUENCES, sizes, served)
+    for ids, among_others in zip(SEQUENCES, together, strict=True):
+        (alone,) = paged_logits(*tiny, [ids], sizes, served)
+        assert alone.keys() == among_others.keys()
+        assert all(torch.equal(alone[position], among_others[position]) for position in alone)
