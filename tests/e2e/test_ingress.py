@@ -50,6 +50,10 @@ def test_a_proxy_before_two_gateways_streams_cancels_and_drains(
         processes = server.tree()
         gateways = [process for process in processes if any("Gateway" in part for part in process.cmdline())]
         assert len(gateways) == 2
+        # `running` has heard from one of them; a new connection may reach the other.
+        wait_until(
+            lambda: all(httpx.get(f"{server.url}/ready").is_success for _ in range(8)), 30, "both gateways serve"
+        )
         hidden = {"x-request-timeout-seconds": "0.001", "x-request-id": "loaf-1"}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, headers=hidden, timeout=60) as answer:
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
