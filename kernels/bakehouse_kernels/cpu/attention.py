@@ -13,7 +13,6 @@ which fast-math would make nothing of.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +21,14 @@ from torch import Tensor
 
 from bakehouse_kernels.api import AttentionPlan
 from bakehouse_kernels.cpu.addresses import borrowed
+from bakehouse_kernels.cpu.attention_call import (
+    Call,
+    Scratch,
+    n_panels,
+    numbers_a_state,
+    scratch_in,
+    without_counts,
+)
 from bakehouse_kernels.cpu.attention_plan import CpuPlan
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
@@ -51,32 +58,6 @@ _add = adding_tile(SHAPE)
 _step = softmax_step(SHAPE)
 
 
-class _Call(NamedTuple):
-    """The arguments of one call, as the compiled functions take them. `softcap` counts only where `capped`."""
-
-    q_TND: Floats
-    out_TND: Floats
-    key: int  # address of the layer's [P, H, K / C, D, C], C columns of a tile
-    value: int  # of [P, H, D / C, K, C]
-    n_kv_heads: int
-    block_size: int
-    scale: np.float32
-    window: int
-    capped: bool
-    softcap: np.float32
-
-
-class _Scratch(NamedTuple):
-    """One thread's working memory for the G heads of each of a tile's rows, here together M = rows · G."""
-
-    q_MD: Floats
-    scores: Floats  # [K / C, M, C]: of one block, then the weights
-    sums: Floats  # [D / C, M, C]
-    highest_M: Floats  # score so far
-    total_M: Floats  # of the weights, relative to the highest
-    factor_M: Floats  # for the sums so far
-
-
 def paged_attention(
     q_TND: Tensor,
     cache: KVCache,
@@ -96,7 +77,7 @@ def paged_attention(
     assert q_TND.shape[2] == key.shape[3], f"head dimension {q_TND.shape[2]} against {key.shape[3]}"
     q_TND = q_TND.contiguous()
     out_TND = torch.empty_like(q_TND)
-    call = _Call(
+    call = Call(
         q_TND=q_TND.numpy(),
         out_TND=out_TND.numpy(),
         key=key.data_ptr(),
@@ -113,65 +94,16 @@ def paged_attention(
 
 
 @compiled(exact=True)
-def _n_panels(n_columns: int) -> int:
-    return -(-n_columns // _COLUMNS)
-
-
-@compiled(exact=True)
-def _borrowed(call: _Call, plan: CpuPlan) -> tuple[_Call, CpuPlan]:
-    """The same without counted references; both must outlive it."""
-    borrowed_call = _Call(
-        borrowed(call.q_TND),
-        borrowed(call.out_TND),
-        call.key,
-        call.value,
-        call.n_kv_heads,
-        call.block_size,
-        call.scale,
-        call.window,
-        call.capped,
-        call.softcap,
-    )
-    borrowed_plan = CpuPlan(
-        borrowed(plan.block_table), borrowed(plan.rows), borrowed(plan.positions), borrowed(plan.sequences)
-    )
-    return borrowed_call, borrowed_plan
-
-
-@compiled(exact=True)
-def _numbers_a_state(call: _Call) -> int:
-    head_dim: int = call.q_TND.shape[2]
-    return head_dim + (_n_panels(call.block_size) + _n_panels(head_dim)) * _COLUMNS + 3
-
-
-@compiled(exact=True)
-def _scratch(room: Floats, n_states: int, call: _Call) -> _Scratch:
-    """One thread's, in its part of the room."""
-    head_dim = call.q_TND.shape[2]
-    q_end = n_states * head_dim
-    scores_end = q_end + n_states * _n_panels(call.block_size) * _COLUMNS
-    sums_end = scores_end + n_states * _n_panels(head_dim) * _COLUMNS
-    return _Scratch(
-        room[:q_end].reshape((n_states, head_dim)),
-        room[q_end:scores_end].reshape((-1, n_states, _COLUMNS)),
-        room[scores_end:sums_end].reshape((-1, n_states, _COLUMNS)),
-        room[sums_end : sums_end + n_states],
-        room[sums_end + n_states : sums_end + 2 * n_states],
-        room[sums_end + 2 * n_states : sums_end + 3 * n_states],
-    )
-
-
-@compiled(exact=True)
 def _attend_items(
-    call: _Call, plan: CpuPlan, tile_rows: int, room: Floats, rooms_taken: Counter, taken: Counter
+    call: Call, plan: CpuPlan, tile_rows: int, room: Floats, rooms_taken: Counter, taken: Counter
 ) -> None:
     """Do items while there are any: item i is tile `i // H` and key head `i % H`.
 
     Tile j owns the entries `j * tile_rows : (j + 1) * tile_rows` of the plan.
     """
     n_kv_heads = call.n_kv_heads
-    call, plan = _borrowed(call, plan)
-    scratch = _scratch(borrowed(room)[take(rooms_taken, 1)], tile_rows * call.q_TND.shape[1] // n_kv_heads, call)
+    call, plan = without_counts(call, plan)
+    scratch = scratch_in(borrowed(room)[take(rooms_taken, 1)], tile_rows * call.q_TND.shape[1] // n_kv_heads, call)
     n_rows = len(plan.rows)
     n_items = -(-n_rows // tile_rows) * n_kv_heads
     i = take(taken, 1)
@@ -192,16 +124,16 @@ _share_items = shared(_attend_items)
 
 
 @compiled(exact=True)
-def _attend(cells: Cells, call: _Call, plan: CpuPlan) -> None:
+def _attend(cells: Cells, call: Call, plan: CpuPlan) -> None:
     n_tiles = n_threads(cells) * _ITEMS_A_THREAD // call.n_kv_heads + 1
     tile_rows = min(MAX_TILE_ROWS, len(plan.rows) // n_tiles + 1)
     n_states = tile_rows * call.q_TND.shape[1] // call.n_kv_heads
-    room = np.empty((n_threads(cells), n_states * _numbers_a_state(call)), np.float32)
+    room = np.empty((n_threads(cells), n_states * numbers_a_state(call)), np.float32)
     _share_items(cells, call, plan, tile_rows, room, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
 @compiled(exact=True)
-def _attend_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> bool:
+def _attend_rows(call: Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: Scratch) -> bool:
     """Online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867) over the blocks, rows inside.
 
     Returns whether all results are finite.
@@ -235,7 +167,7 @@ def _attend_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int,
 
 
 @compiled(exact=True)
-def _begin_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> None:
+def _begin_rows(call: Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: Scratch) -> None:
     q_TND, q_MD = call.q_TND, scratch.q_MD
     group = q_TND.shape[1] // call.n_kv_heads
     for r in range(begin, end):
@@ -250,7 +182,7 @@ def _begin_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, 
 
 
 @compiled(exact=True)
-def _finish_rows(call: _Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: _Scratch) -> bool:
+def _finish_rows(call: Call, plan: CpuPlan, begin: int, end: int, kv_head: int, scratch: Scratch) -> bool:
     group = call.q_TND.shape[1] // call.n_kv_heads
     is_finite = True
     for r in range(begin, end):
@@ -275,16 +207,16 @@ def _block_of(plan: CpuPlan, r: int, b: int, block_size: int, window: int) -> in
 
 
 @compiled(exact=True)
-def _keys(call: _Call, block: int, kv_head: int) -> tuple[int, int]:
+def _keys(call: Call, block: int, kv_head: int) -> tuple[int, int]:
     """Address and bytes of a head's keys in a block."""
-    n_bytes = _n_panels(call.block_size) * call.q_TND.shape[2] * _PANEL_ROW_BYTES
+    n_bytes = n_panels(call.block_size) * call.q_TND.shape[2] * _PANEL_ROW_BYTES
     return call.key + (block * call.n_kv_heads + kv_head) * n_bytes, n_bytes
 
 
 @compiled(exact=True)
-def _values(call: _Call, block: int, kv_head: int) -> tuple[int, int]:
+def _values(call: Call, block: int, kv_head: int) -> tuple[int, int]:
     """Address and bytes of a head's values in a block."""
-    n_bytes = _n_panels(call.q_TND.shape[2]) * call.block_size * _PANEL_ROW_BYTES
+    n_bytes = n_panels(call.q_TND.shape[2]) * call.block_size * _PANEL_ROW_BYTES
     return call.value + (block * call.n_kv_heads + kv_head) * n_bytes, n_bytes
 
 
@@ -297,9 +229,9 @@ def _fetch_ahead(address: int, n_bytes: int) -> None:
 
 @compiled(exact=True)
 def _attend_block(
-    call: _Call,
+    call: Call,
     plan: CpuPlan,
-    scratch: _Scratch,
+    scratch: Scratch,
     kv_head: int,
     b: int,
     block: int,

@@ -16,8 +16,9 @@ from torch import Tensor
 from bakehouse_kernels.cpu.addresses import float32_rows
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.exponential import exp_of_negative
-from bakehouse_kernels.cpu.packing import COLUMNS, LARGEST, ZERO, PackedWeight
+from bakehouse_kernels.cpu.packing import COLUMNS, PackedWeight
 from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
+from bakehouse_kernels.cpu.rounding import round_row
 from bakehouse_kernels.cpu.tile import SHAPE, STEP_BYTES, float32_tile, int8_tile
 
 Floats = NDArray[np.float32]
@@ -41,12 +42,6 @@ _BLOCK_BYTES = 384 * 1024
 
 # A thread takes this part of an even share at a time.
 _TURNS = 8
-
-# The largest of a row that counts as zero: 127 / 2^-119 still fits float32.
-_SMALLEST = np.float32(2.0**-119)
-_INFINITY_BITS = np.int32(0x7F800000)
-_SIGN_BIT_OFF = np.int32(0x7FFFFFFF)
-
 
 # Addresses, counts and arrays of a call, as `_prepared` names them: what crosses into compiled code cheaply.
 _Arguments = tuple[int, int, int, int, int, int, int, Floats, NDArray[np.int32], Floats, bool, bool, int, int]
@@ -143,30 +138,6 @@ def _multiply(
 
 
 @compiled(exact=True)
-def _largest_bits(bits_I: NDArray[np.int32]) -> np.int32:
-    """Those of max|x|: bits of positive floats are in the order of their values, with NaN above infinity."""
-    largest = np.int32(0)
-    for i in range(len(bits_I)):
-        largest = max(largest, np.int32(bits_I[i] & _SIGN_BIT_OFF))
-    return largest
-
-
-@compiled(exact=True)
-def _round_row(x_I: Floats, rounded: NDArray[np.uint8]) -> np.float32:
-    """Write `round(x * (127 / max|x|)) + ZERO`, halves to even; the scale, NaN where x has a NaN or infinity."""
-    largest_bits = _largest_bits(x_I.view(np.int32))
-    largest = np.int32(largest_bits).view(np.float32)
-    rounded[len(x_I) :] = ZERO
-    if largest_bits >= _INFINITY_BITS:
-        rounded[: len(x_I)] = ZERO
-        return np.float32(np.nan)
-    inverse = np.float32(LARGEST) / largest if largest > _SMALLEST else np.float32(0)
-    for i in range(len(x_I)):
-        rounded[i] = np.uint8(np.int32(np.rint(x_I[i] * inverse)) + np.int32(ZERO))
-    return largest / np.float32(LARGEST)
-
-
-@compiled(exact=True)
 def _round_some_rows(call: _Product) -> None:
     """Rows as long as there are any."""
     turn = max(1, call.n_rows // (call.n_threads * _TURNS))
@@ -174,7 +145,7 @@ def _round_some_rows(call: _Product) -> None:
     while first < call.n_rows:
         for t in range(first, min(first + turn, call.n_rows)):
             row = float32_rows(call.x + t * call.x_stride, 1, call.n_in)[0]
-            call.row_scale[t] = _round_row(row, call.rounded[t])
+            call.row_scale[t] = round_row(row, call.rounded[t])
         first = take(call.rows_taken, turn)
 
 
