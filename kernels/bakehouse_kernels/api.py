@@ -3,6 +3,7 @@
 The only module of this package that callers import, besides `layout` (shape legend there) and `dispatch`.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -14,6 +15,19 @@ Packed = object
 
 AttentionPlan = object
 """What a device makes once per step of the step's chunks, for the attention of all layers: opaque."""
+
+
+class Recording(Protocol):
+    """Operations that are done again and again, on the same memory."""
+
+    @property
+    def result(self) -> Tensor:
+        """Where the result stands after each `play`."""
+        ...
+
+    def play(self) -> None:
+        """Do them all, in their order. Raises what they raise."""
+        ...
 
 
 class Ops(Protocol):
@@ -65,13 +79,18 @@ class Ops(Protocol):
         ...
 
     def plan_attention(
-        self, block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor
+        self,
+        block_table_SB: Tensor,
+        query_start_S1: Tensor,
+        context_len_S: Tensor,
+        into: AttentionPlan | None = None,
     ) -> AttentionPlan:
         """Where `paged_attention` finds the chunks of a step, for all layers.
 
         Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
         context of `context_len[s]` tokens. All int32. Entries of the block table beyond a chunk's context are
-        never read. The tensors must not change while the plan is in use.
+        never read. The tensors must not change while the plan is in use. With `into`, a plan for as many chunks
+        and rows and a table at least as wide, the new plan stands where that one stood.
         """
         ...
 
@@ -106,5 +125,14 @@ class Ops(Protocol):
 
         `n_best` is at least 1. `temperature` is float32 and normal, or 0 where no weights are wanted. Sums are
         within 1e-6 of themselves.
+        """
+        ...
+
+    def record(self, work: Callable[["Ops"], Tensor]) -> Recording:
+        """Note the operations that `work` calls of the `Ops` it gets, to be done when the recording is played.
+
+        `work` calls no others, and looks at no result. What it uses beside results (inputs, weights, plans,
+        caches) must stay where it is as long as the recording is in use; what it returns is the recording's
+        `result`. Recordings of the same `Ops` share memory: nothing but such inputs outlasts the next `play`.
         """
         ...

@@ -1,12 +1,13 @@
 """Every operation in plain torch on any device, obvious and slow: the oracle of all kernel tests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bakehouse_kernels.api import AttentionPlan, Packed
+from bakehouse_kernels.api import AttentionPlan, Ops, Packed, Recording
 from bakehouse_kernels.layout import SURVEY_BLOCK, KVCache, Survey
 
 _CPU = torch.device("cpu")
@@ -84,10 +85,20 @@ class ReferenceOps:
         return rotated(q_TND, cos_TD, sin_TD)
 
     def plan_attention(
-        self, block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor
+        self,
+        block_table_SB: Tensor,
+        query_start_S1: Tensor,
+        context_len_S: Tensor,
+        into: AttentionPlan | None = None,
     ) -> AttentionPlan:
         """The arguments."""
-        return ReferencePlan(block_table_SB, query_start_S1, context_len_S)
+        if into is None:
+            return ReferencePlan(block_table_SB, query_start_S1, context_len_S)
+        assert isinstance(into, ReferencePlan), "a plan from `plan_attention`"
+        into.block_table_SB[:, : block_table_SB.shape[1]] = block_table_SB
+        into.query_start_S1.copy_(query_start_S1)
+        into.context_len_S.copy_(context_len_S)
+        return into
 
     def paged_attention(
         self,
@@ -132,6 +143,29 @@ class ReferenceOps:
             total_R=weight_RV.sum(dim=-1),
             block_RB=padded_RV.view(padded_RV.shape[0], -1, SURVEY_BLOCK).sum(dim=-1),
         )
+
+    def record(self, work: Callable[[Ops], Tensor]) -> Recording:
+        """Does `work` anew each time."""
+        return PlayedAnew(self, work)
+
+
+class PlayedAnew:
+    """A recording that has noted nothing: each `play` calls the work again."""
+
+    def __init__(self, ops: Ops, work: Callable[[Ops], Tensor]) -> None:
+        self._ops = ops
+        self._work = work
+        self._result: Tensor | None = None
+
+    @property
+    def result(self) -> Tensor:
+        """What the last `play` returned."""
+        assert self._result is not None, "nothing has been played"
+        return self._result
+
+    def play(self) -> None:
+        """Do the work."""
+        self._result = self._work(self._ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--quantize none int8]
 
 Runs what an engine runs, without Ray: the scheduler plans, the executor of the model executes, the scheduler
-applies, the deltas are posted to one event loop. The least time is max(bytes / bandwidth, operations / peak), with
+applies, the deltas are posted to one event loop. A step plays its operations in one call; for the breakdown they
+are called one by one, and timed. The least time is max(bytes / bandwidth, operations / peak), with
 the limits that `kernels/benchmarks/limits.py` measures in the same process; bytes are those of the packed weights
 and of all contexts' keys and values, operations those of products and attention.
 """
@@ -13,11 +14,13 @@ import asyncio
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.packing import Quantize, packed_bytes
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_replica.core.sampling import SamplingParams
@@ -27,7 +30,7 @@ from bakehouse_replica.executors.in_process import InProcessExecutor, build_exec
 from bakehouse_replica.mailbox import Mailbox
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import load_weights
-from bakehouse_replica.source import open_source
+from bakehouse_replica.source import ModelFiles, open_source
 from bakehouse_replica.streams import StreamTable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
@@ -76,12 +79,9 @@ def most_tokens(n_sequences: int, context: int) -> int:
 
 
 def executor_of(
-    model: str, n_sequences: int, context: int, quantize: Quantize, n_threads: int
-) -> tuple[InProcessExecutor, ModelSpec, TimedOps]:
-    """The executor of the model with its operations timed."""
-    files = open_source(ModelSource(model=model))
-    spec = read_spec(files)
-    ops = TimedOps(select_ops(CPU, torch.float32, n_threads, quantize=quantize))
+    files: ModelFiles, spec: ModelSpec, ops: Ops, n_sequences: int, context: int, quantize: Quantize
+) -> InProcessExecutor:
+    """The executor of the model."""
     weights = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=quantize == "int8")
     block_size = default_block_size(CPU)
     capacity = Capacity(
@@ -90,13 +90,14 @@ def executor_of(
         max_step_tokens=512,
         max_sequences=n_sequences,
     )
-    return build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity), spec, ops
+    return build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity)
 
 
 async def measure(
-    executor: InProcessExecutor, ops: TimedOps, n_sequences: int, context: int, params: SamplingParams
+    executor: InProcessExecutor, n_sequences: int, context: int, clear: Callable[[], None]
 ) -> tuple[float, dict[str, float]]:
-    """The median time of a step, and by part the mean, in seconds."""
+    """The median time of a step, and of its parts the mean, in seconds; `clear` is called before the steps."""
+    params = SamplingParams(temperature=0.0, seed=0)
     first = context - N_STEPS // 2  # so that the mean context is what was asked for
     policy = SchedulingPolicy(max_model_len=most_tokens(n_sequences, context))
     scheduler = Scheduler(capacity=executor.capacity, policy=policy, model_digest="", hash_key=b"")
@@ -111,7 +112,7 @@ async def measure(
         assert plan is not None, "prompts wait"
         scheduler.apply(executor.execute(plan), 0.0)
     steps, parts = [], defaultdict(float)
-    ops.clear()
+    clear()
     for _ in range(N_STEPS):
         times = [perf_counter()]
         plan = scheduler.plan(0.0)
@@ -129,14 +130,20 @@ async def measure(
         parts["scheduling"] += (times[1] - times[0] + times[3] - times[2]) / N_STEPS
         parts["publishing"] += (times[4] - times[3]) / N_STEPS
         parts["execute"] += (times[2] - times[1]) / N_STEPS
-    execute = parts.pop("execute")
-    parts["products"] = sum(ops.seconds[name] for name in PRODUCTS) / N_STEPS
-    parts["attention"] = sum(ops.seconds[name] for name in ATTENTION) / N_STEPS
-    parts["norm, rope, cache"] = sum(ops.seconds[name] for name in ROWS) / N_STEPS
-    parts["sampling"] = ops.seconds["survey"] / N_STEPS
-    known = sum(parts[name] for name in ("products", "attention", "norm, rope, cache", "sampling"))
-    parts["batch, Python between"] = execute - known
     return statistics.median(steps), parts
+
+
+def by_operation(parts: dict[str, float], ops: TimedOps) -> dict[str, float]:
+    """The parts with those of `execute`."""
+    timed = {
+        "products": sum(ops.seconds[name] for name in PRODUCTS),
+        "attention": sum(ops.seconds[name] for name in ATTENTION),
+        "norm, rope, cache": sum(ops.seconds[name] for name in ROWS),
+        "sampling": ops.seconds["survey"],
+    }
+    inside = {name: seconds / N_STEPS for name, seconds in timed.items()}
+    others = {name: seconds for name, seconds in parts.items() if name != "execute"}
+    return {**others, **inside, "batch, Python between": parts["execute"] - sum(inside.values())}
 
 
 def main() -> None:
@@ -148,8 +155,9 @@ def main() -> None:
     parser.add_argument("--quantize", nargs="+", choices=["none", "int8"], default=["none", "int8"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    params = SamplingParams(temperature=0.0, seed=0)
     limits = measured(arguments.threads)
+    files = open_source(ModelSource(model=arguments.model))
+    spec = read_spec(files)
     print(
         f"{arguments.model}, {arguments.threads} threads, context {arguments.context}; limits: "
         f"{limits.read_bytes_per_s / 1e9:.1f} GB/s, {limits.float32_per_s / 1e9:.0f} GFLOP/s float32, "
@@ -157,16 +165,19 @@ def main() -> None:
     )
     for quantize in arguments.quantize:
         for n_sequences in arguments.sequences:
-            executor, spec, ops = executor_of(
-                arguments.model, n_sequences, arguments.context, quantize, arguments.threads
-            )
-            step_s, parts = asyncio.run(measure(executor, ops, n_sequences, arguments.context, params))
+            ops = select_ops(CPU, torch.float32, arguments.threads, quantize=quantize)
+            timed = TimedOps(ops)
+            size = n_sequences, arguments.context
+            played, called = (executor_of(files, spec, each, *size, quantize) for each in (ops, timed))
+            step_s, _ = asyncio.run(measure(played, *size, lambda: None))
+            called_s, parts = asyncio.run(measure(called, *size, timed.clear))
+            parts = by_operation(parts, timed)
             least_s = work_of(spec, n_sequences, arguments.context, quantize).least_time_s(limits, quantize)
             weights = "float32" if quantize == "none" else quantize
             print(
                 f"\n{weights}, {n_sequences} sequences: {step_s * 1e3:.2f} ms "
                 f"a step, {n_sequences / step_s:.0f} tokens/s; least {least_s * 1e3:.2f} ms: "
-                f"{step_s / least_s:.2f} times that"
+                f"{step_s / least_s:.2f} times that; operations called one by one: {called_s * 1e3:.2f} ms"
             )
             for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
                 print(f"    {name:<22} {seconds * 1e3:8.2f} ms {seconds / sum(parts.values()):6.1%}")

@@ -1,10 +1,16 @@
-"""An `Ops` that passes every call on and adds up the time of each operation."""
+"""An `Ops` that passes every call on and adds up the time of each operation.
+
+Recordings are done operation by operation, so that each can be timed; Python stands between them then.
+"""
 
 from collections import defaultdict
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
-from bakehouse_kernels.api import Ops
+from bakehouse_kernels.api import Ops, Recording
+from bakehouse_kernels.reference import PlayedAnew
+from torch import Tensor
 
 
 class TimedOps:
@@ -25,6 +31,10 @@ class TimedOps:
 
         setattr(self, name, timed)  # found directly from now on
         return timed
+
+    def record(self, work: Callable[[Ops], Tensor]) -> Recording:
+        """One whose operations are timed."""
+        return PlayedAnew(cast("Ops", self), work)
 
     def clear(self) -> None:
         """Begin to count anew."""

@@ -7,8 +7,9 @@ import numba
 import numpy as np
 import pytest
 import torch
+from bakehouse_kernels.cpu.calls import Cells
 from bakehouse_kernels.cpu.ops import CpuOps
-from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
+from bakehouse_kernels.cpu.pool import Crew, n_threads, shared, take
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]

@@ -15,7 +15,6 @@ which fast-math would make nothing of.
 import math
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,8 +29,10 @@ from bakehouse_kernels.cpu.attention_call import (
     without_counts,
 )
 from bakehouse_kernels.cpu.attention_plan import CpuPlan
+from bakehouse_kernels.cpu.calls import Cells, Kernel, Words, noting
 from bakehouse_kernels.cpu.compile import compiled
-from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
+from bakehouse_kernels.cpu.pool import n_threads, shared, take
+from bakehouse_kernels.cpu.recording import Caller
 from bakehouse_kernels.cpu.softmax import softmax_step
 from bakehouse_kernels.cpu.tile import SHAPE, adding_tile, fetch_ahead, float32_tile
 from bakehouse_kernels.layout import KVCache
@@ -67,7 +68,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
-    crew: Crew,
+    crew: Caller,
 ) -> Tensor:
     """`softmax(cap(q · k * scale)) · v` over the visible positions; `[T, N, D]`. See `api.Ops.paged_attention`."""
     assert isinstance(plan, CpuPlan), "a plan from `plan_attention`"
@@ -76,7 +77,7 @@ def paged_attention(
     assert n_heads % n_kv_heads == 0, f"{n_heads} query heads do not divide into {n_kv_heads} key heads"
     assert q_TND.shape[2] == key.shape[3], f"head dimension {q_TND.shape[2]} against {key.shape[3]}"
     q_TND = q_TND.contiguous()
-    out_TND = torch.empty_like(q_TND)
+    out_TND = crew.empty(*q_TND.shape)
     call = Call(
         q_TND=q_TND.numpy(),
         out_TND=out_TND.numpy(),
@@ -89,7 +90,7 @@ def paged_attention(
         capped=softcap is not None,
         softcap=np.float32(1.0 if softcap is None else softcap),
     )
-    crew.run(_attend, call, plan)
+    crew.run(_ATTEND, call, plan)
     return out_TND
 
 
@@ -279,3 +280,14 @@ def _attend_block(
                 _add(height, row, _PANEL_ROW_BYTES, panel, after_k - k, out, factors)
         for m in range(start, stop):
             scratch.factor_M[m] = np.float32(1)
+
+
+_note = noting(_attend)
+
+
+@compiled(exact=True)
+def _note_attend(cells: Cells, call: Call, plan: CpuPlan) -> tuple[int, Words]:
+    return _note((cells, call, plan))
+
+
+_ATTEND = Kernel(_attend, _note_attend)

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bakehouse_kernels.api import AttentionPlan
 from bakehouse_kernels.cpu.compile import compiled
 
 Indices = NDArray[np.int32]
@@ -21,7 +22,9 @@ class CpuPlan(NamedTuple):
     sequences: Indices
 
 
-def plan_attention(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor) -> CpuPlan:
+def plan_attention(
+    block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor, into: AttentionPlan | None = None
+) -> CpuPlan:
     """The plan of a step. See `api.Ops.plan_attention`."""
     for index in (block_table_SB, query_start_S1, context_len_S):
         assert index.dtype == torch.int32, f"index tensors are int32, not {index.dtype}"
@@ -30,9 +33,17 @@ def plan_attention(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S
     table, starts, lengths = (
         index.contiguous().numpy() for index in (block_table_SB, query_start_S1, context_len_S)
     )
-    rows = np.empty((3, int(starts[-1])), np.int32)
-    _order_rows(_sharers_side_by_side(table), starts, lengths, rows)
-    return CpuPlan(table, rows[0], rows[1], rows[2])
+    n_rows = int(starts[-1])
+    if into is None:
+        plan = CpuPlan(table, *np.empty((3, n_rows), np.int32))
+    else:
+        assert isinstance(into, CpuPlan), "a plan from `plan_attention`"
+        assert into.block_table.shape[0] == n_sequences, f"a plan for {into.block_table.shape[0]} chunks"
+        assert len(into.rows) == n_rows, f"a plan for {len(into.rows)} rows"
+        plan = into
+        plan.block_table[:, : table.shape[1]] = table
+    _order_rows(_sharers_side_by_side(table), starts, lengths, plan.rows, plan.positions, plan.sequences)
+    return plan
 
 
 def _sharers_side_by_side(table: Indices) -> NDArray[np.int64]:
@@ -43,11 +54,18 @@ def _sharers_side_by_side(table: Indices) -> NDArray[np.int64]:
 
 
 @compiled()
-def _order_rows(order: NDArray[np.int64], starts: Indices, lengths: Indices, rows: Indices) -> None:
-    """Fill `rows`: row, position, sequence."""
+def _order_rows(
+    order: NDArray[np.int64],
+    starts: Indices,
+    lengths: Indices,
+    rows: Indices,
+    positions: Indices,
+    sequences: Indices,
+) -> None:
+    """Fill the last three."""
     i = 0
     for s in order:
         for row in range(starts[s], starts[s + 1]):
             position = lengths[s] - starts[s + 1] + row
-            rows[0, i], rows[1, i], rows[2, i] = row, position, s
+            rows[i], positions[i], sequences[i] = row, position, s
             i += 1

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bakehouse_kernels.cpu.addresses import borrowed
+from bakehouse_kernels.cpu.calls import NOTHING_WRONG, Cells, Kernel, Words, noting
 from bakehouse_kernels.cpu.compile import compiled
-from bakehouse_kernels.cpu.pool import Cells, Crew, shared, take
+from bakehouse_kernels.cpu.pool import shared, take
+from bakehouse_kernels.cpu.recording import Caller
 from bakehouse_kernels.cpu.tile import SHAPE
 from bakehouse_kernels.layout import KVCache
 
@@ -69,7 +71,7 @@ def _in_large_pages(shape: tuple[int, ...]) -> Tensor:
 
 
 def rope_and_write(
-    qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: KVCache, layer: int, slots_T: Tensor, crew: Crew
+    qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: KVCache, layer: int, slots_T: Tensor, crew: Caller
 ) -> Tensor:
     """Rotate queries and keys, and write keys and values; the rotated queries. See `api.Ops.rope_and_write`."""
     key, value = cache.key[layer], cache.value[layer]
@@ -78,7 +80,7 @@ def rope_and_write(
     qkv_TND = qkv_TX.contiguous().view(rows[0], qkv_TX.shape[1] // head_dim, head_dim)
     assert cos_TD.shape == sin_TD.shape == rows, f"cos {tuple(cos_TD.shape)}, sin {tuple(sin_TD.shape)} for {rows}"
     assert slots_T.dtype == torch.int64, f"slots are int64, not {slots_T.dtype}"
-    q_TND = qkv_TX.new_empty((rows[0], qkv_TND.shape[1] - 2 * n_kv_heads, head_dim))
+    q_TND = crew.empty(rows[0], qkv_TND.shape[1] - 2 * n_kv_heads, head_dim)
     call = _Write(
         qkv_TND.numpy(),
         cos_TD.contiguous().numpy(),
@@ -90,8 +92,8 @@ def rope_and_write(
         q_TND.numpy(),
     )
     run = crew.run if rows[0] >= MIN_SHARED_ROWS else crew.run_alone
-    wrong_slot = run(_rope_and_write, call)
-    if wrong_slot >= 0:
+    wrong_slot = run(_ROPE_AND_WRITE, call)
+    if wrong_slot != NOTHING_WRONG:
         raise IndexError(f"slot {slots_T[wrong_slot]} in a cache of {cache.n_blocks * cache.block_size}")
     return q_TND
 
@@ -151,10 +153,21 @@ _share_rows = shared(_write_some_rows)
 
 @compiled()
 def _rope_and_write(cells: Cells, call: _Write) -> int:
-    """Returns -1, or the first row whose slot is not in the cache; nothing is written then."""
+    """Returns the first row whose slot is not in the cache, and writes nothing then; else `NOTHING_WRONG`."""
     n_slots = call.key.shape[0] * call.block_size
     for t in range(len(call.slots_T)):
         if not 0 <= call.slots_T[t] < n_slots:
             return t
     _share_rows(cells, call, np.zeros(1, np.int64))
-    return -1
+    return NOTHING_WRONG
+
+
+_note = noting(_rope_and_write)
+
+
+@compiled()
+def _note_rope_and_write(cells: Cells, call: _Write) -> tuple[int, Words]:
+    return _note((cells, call))
+
+
+_ROPE_AND_WRITE = Kernel(_rope_and_write, _note_rope_and_write)

@@ -1,15 +1,19 @@
 """`Ops` of the served CPU path, in float32, or with matrix products in int8."""
 
+from collections.abc import Callable
+from copy import copy
+
 import torch
 from torch import Tensor
 
-from bakehouse_kernels.api import AttentionPlan, Packed
+from bakehouse_kernels.api import AttentionPlan, Ops, Packed, Recording
 from bakehouse_kernels.cpu.attention import paged_attention
 from bakehouse_kernels.cpu.attention_plan import plan_attention
 from bakehouse_kernels.cpu.cache import copy_blocks, new_cache, rope_and_write
 from bakehouse_kernels.cpu.packing import PackedWeight, Quantize, pack, pack_gated
 from bakehouse_kernels.cpu.pool import Crew
 from bakehouse_kernels.cpu.products import add_linear, linear
+from bakehouse_kernels.cpu.recording import Caller, Memory, Recorder
 from bakehouse_kernels.cpu.rms_norm import rms_norm
 from bakehouse_kernels.cpu.survey import survey
 from bakehouse_kernels.layout import KVCache, Survey
@@ -26,14 +30,16 @@ class CpuOps:
 
         With `quantize` int8, weights are rounded per column as they are packed, inputs of products per row.
         """
-        self._n_threads = n_threads
         self._crew = Crew(n_threads)
+        self._caller: Caller = self._crew
+        self._memory = Memory()
         self._quantize = quantize
         torch.set_num_threads(n_threads)
         self._compile()
 
     new_cache = staticmethod(new_cache)
     copy_blocks = staticmethod(copy_blocks)
+    plan_attention = staticmethod(plan_attention)
 
     def pack(self, weight_IO: Tensor) -> Packed:
         """The weight in panels; a copy."""
@@ -47,35 +53,29 @@ class CpuOps:
         """`x @ weight + bias`; `[T, O]`."""
         assert isinstance(packed, PackedWeight), "a weight from `pack`"
         assert not packed.gated, "a weight from `pack`, not `pack_gated`"
-        return linear(x_TI, packed, bias_O, self._crew)
+        return linear(x_TI, packed, bias_O, self._caller)
 
     def add_linear(self, x_TO: Tensor, input_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> None:
         """`x += input @ weight + bias`."""
         assert isinstance(packed, PackedWeight), "a weight from `pack`"
         assert not packed.gated, "a weight from `pack`, not `pack_gated`"
-        add_linear(x_TO, input_TI, packed, bias_O, self._crew)
+        add_linear(x_TO, input_TI, packed, bias_O, self._caller)
 
     def gated_linear(self, x_TE: Tensor, packed: Packed, bias_F2: Tensor | None = None) -> Tensor:
         """`silu(x @ gate + bias) * (x @ up + bias)`; `[T, F]`."""
         assert isinstance(packed, PackedWeight), "a weight from `pack_gated`"
         assert packed.gated, "a weight from `pack_gated`, not `pack`"
-        return linear(x_TE, packed, bias_F2, self._crew)
+        return linear(x_TE, packed, bias_F2, self._caller)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight`; `[T, E]`."""
-        return rms_norm(x_TE, weight_E, eps, self._crew)
+        return rms_norm(x_TE, weight_E, eps, self._caller)
 
     def rope_and_write(
         self, qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: KVCache, layer: int, slots_T: Tensor
     ) -> Tensor:
         """Rotate queries and keys, write keys and values; the rotated queries, `[T, N, D]`."""
-        return rope_and_write(qkv_TX, cos_TD, sin_TD, cache, layer, slots_T, self._crew)
-
-    def plan_attention(
-        self, block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor
-    ) -> AttentionPlan:
-        """The chunks of a step, for all layers."""
-        return plan_attention(block_table_SB, query_start_S1, context_len_S)
+        return rope_and_write(qkv_TX, cos_TD, sin_TD, cache, layer, slots_T, self._caller)
 
     def paged_attention(
         self,
@@ -90,24 +90,33 @@ class CpuOps:
     ) -> Tensor:
         """Causal attention of ragged queries over the cache; `[T, N, D]`. See `api.Ops.paged_attention`."""
         return paged_attention(
-            q_TND, cache, layer, plan, scale=scale, window=window, softcap=softcap, crew=self._crew
+            q_TND, cache, layer, plan, scale=scale, window=window, softcap=softcap, crew=self._caller
         )
 
     def survey(self, logits_RV: Tensor, temperature_R: Tensor, n_best: int) -> Survey:
         """The best ids of each row, and its weights summed. See `api.Ops.survey`."""
         return survey(logits_RV, temperature_R, n_best, self._crew)
 
+    def record(self, work: Callable[[Ops], Tensor]) -> Recording:
+        """Note what `work` calls. See `api.Ops.record`."""
+        recorder = Recorder(self._crew, self._memory)
+        noting = copy(self)
+        noting._caller = recorder
+        return recorder.recording(work(noting))
+
     def _compile(self) -> None:
         """Call every kernel once with each set of argument types, so that no request waits for the compiler."""
-        self.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)
-        self.linear(torch.ones(1, 4), self.pack(torch.ones(4, 4)))
-        self._attend_ones()
         self.survey(torch.ones(2, 4), torch.ones(2), 1)
-
-    def _attend_ones(self) -> None:
         cache = self.new_cache(n_layers=1, n_blocks=1, block_size=1, n_kv_heads=1, head_dim=2)
-        ones = torch.ones(1, 2)
-        q_TND = self.rope_and_write(torch.ones(1, 6), ones, ones, cache, 0, torch.zeros(1, dtype=torch.int64))
         zero, both = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
         plan = self.plan_attention(zero, both, both[1:])
-        self.paged_attention(q_TND, cache, 0, plan, scale=1.0)
+        weight = self.pack(torch.ones(6, 6))
+        ones, slot = torch.ones(1, 6), torch.zeros(1, dtype=torch.int64)
+
+        def work(ops: Ops) -> Tensor:
+            qkv_TX = ops.linear(ops.rms_norm(ones, ones[0], 1e-5), weight)
+            q_TND = ops.rope_and_write(qkv_TX, ones[:, :2], ones[:, :2], cache, 0, slot)
+            return ops.paged_attention(q_TND, cache, 0, plan, scale=1.0)
+
+        work(self)
+        self.record(work).play()

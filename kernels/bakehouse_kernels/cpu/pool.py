@@ -21,18 +21,18 @@ from weakref import finalize
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import register_jitable
-from numpy.typing import NDArray
+from torch import Tensor
 
+from bakehouse_kernels.cpu.calls import Cells, address_of, call_at, entry_to
 from bakehouse_kernels.cpu.compile import compiled, intrinsic
 from bakehouse_kernels.cpu.tile import declare
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Cells = NDArray[np.int64]
 
 # Places of `cells`, a line of the caches each.
 _TICKET, _DONE, _ASLEEP, _GENERATION, _KERNEL, _CALL, _N_SHARES, _SEMAPHORE, _END = range(0, 72, 8)
@@ -107,54 +107,6 @@ def _swap_if(_typing: Any, cells: Any, i: Any, expected: Any, value: Any) -> Any
 
 
 @intrinsic
-def _address_of(_typing: Any, call: Any) -> Any:
-    """Where a copy of `call` stands until the calling function returns."""
-
-    def generate(_context: Any, builder: ir.IRBuilder, _signature: Any, args: list[ir.Value]) -> ir.Value:
-        with builder.goto_entry_block():
-            room = builder.alloca(args[0].type)
-        builder.store(args[0], room)
-        return builder.ptrtoint(room, _LONG)
-
-    return types.int64(call), generate
-
-
-def _entry_to(kernel: Any) -> Any:
-    """For compiled code: the address of a function that calls `kernel` with the tuple at the address it gets."""
-
-    @intrinsic
-    def entry(typing: Any, call: Any) -> Any:
-        signature = typing.resolve_function_type(typing.resolve_value_type(kernel), tuple(call), {})
-
-        def generate(context: Any, builder: ir.IRBuilder, _signature: Any, _args: list[ir.Value]) -> ir.Value:
-            overload = kernel.overloads[tuple(call)]
-            name = f"entry_to_{overload.fndesc.mangled_name}"
-            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG]), name)
-            function.linkage = "internal"
-            inner = ir.IRBuilder(function.append_basic_block("entry"))
-            values = inner.load(inner.inttoptr(function.args[0], context.get_value_type(call).as_pointer()))
-            arguments = [inner.extract_value(values, i) for i in range(len(call))]
-            context.call_internal_no_propagate(inner, overload.fndesc, signature, arguments)
-            inner.ret_void()
-            context.active_code_library.add_linking_library(overload.library)
-            return builder.ptrtoint(function, _LONG)
-
-        return types.int64(call), generate
-
-    return entry
-
-
-@intrinsic
-def _call(_typing: Any, entry: Any, address: Any) -> Any:
-    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: list[ir.Value]) -> ir.Value:
-        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [_LONG]).as_pointer())
-        builder.call(function, [args[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
 def _pause(_typing: Any) -> Any:
     """Let the other thread of the core, or nobody, go first for some cycles."""
 
@@ -181,13 +133,13 @@ def _begin_share(cells: Cells) -> bool:
 
 def shared(kernel: Callable[P, None]) -> Callable[Concatenate[Cells, P], None]:
     """For compiled code: `share_out(cells, ...)` has `kernel(...)` called by each thread that comes in time."""
-    entry, of_any_arguments = _entry_to(kernel), cast("Callable[..., None]", kernel)
+    entry, of_any_arguments = entry_to(kernel), cast("Callable[..., None]", kernel)
 
     @register_jitable
     def share_out(cells: Cells, *call: Any) -> None:
         n_others = cells[_N_SHARES] - 1
         if n_others > 0:
-            cells[_KERNEL], cells[_CALL] = entry(call), _address_of(call)
+            cells[_KERNEL], cells[_CALL] = entry(call), address_of(call)
             cells[_GENERATION] += 1
             _put(cells, _DONE, 0)
             _put(cells, _TICKET, (cells[_GENERATION] << _SHARE_BITS) | n_others)
@@ -229,7 +181,7 @@ def _help(cells: Cells) -> None:
         n_looks = 0
         while n_looks < _LOOKS:
             if _begin_share(cells):
-                _call(cells[_KERNEL], cells[_CALL])
+                call_at(cells[_KERNEL], cells[_CALL])
                 _add(cells, _DONE, 1)
                 n_looks = 0
             else:
@@ -284,6 +236,20 @@ class Crew:
         for i in range(n_threads - 1):
             Thread(target=_help, args=(self._cells,), daemon=True, name=f"kernel-helper-{i}").start()
         finalize(self, _dismiss, self._cells).atexit = False
+
+    @property
+    def cells(self) -> Cells:
+        """What `run` passes."""
+        return self._cells
+
+    @property
+    def cells_alone(self) -> Cells:
+        """What `run_alone` passes."""
+        return self._alone
+
+    def empty(self, *shape: int) -> Tensor:
+        """Uninitialised memory for a float32 result."""
+        return torch.empty(shape)
 
     def run(self, kernel: Callable[Concatenate[Cells, P], R], *arguments: P.args, **named: P.kwargs) -> R:
         """`kernel(cells, ...)`, in which calls of what `shared` made use the helpers. Any thread may call."""

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bakehouse_kernels.cpu.addresses import float32_rows
+from bakehouse_kernels.cpu.calls import Cells, Kernel, Words, noting
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.exponential import exp_of_negative
 from bakehouse_kernels.cpu.packing import COLUMNS, PackedWeight
-from bakehouse_kernels.cpu.pool import Cells, Crew, n_threads, shared, take
+from bakehouse_kernels.cpu.pool import n_threads, shared, take
+from bakehouse_kernels.cpu.recording import Caller
 from bakehouse_kernels.cpu.rounding import round_row
 from bakehouse_kernels.cpu.tile import SHAPE, STEP_BYTES, float32_tile, int8_tile
 
@@ -94,14 +96,14 @@ class _Tiles(NamedTuple):
     n_out: int
 
 
-def linear(x_TI: Tensor, weight: PackedWeight, bias_O: Tensor | None, crew: Crew) -> Tensor:
+def linear(x_TI: Tensor, weight: PackedWeight, bias_O: Tensor | None, crew: Caller) -> Tensor:
     """`x @ weight + bias`, or of a gated weight `silu(x @ gate + bias) * (x @ up + bias)`; `[T, O]`."""
-    out_TO = x_TI.new_empty((x_TI.shape[0], weight.n_out))
+    out_TO = crew.empty(x_TI.shape[0], weight.n_out)
     _multiply(x_TI, weight, bias_O, out_TO, added=False, crew=crew)
     return out_TO
 
 
-def add_linear(x_TO: Tensor, input_TI: Tensor, weight: PackedWeight, bias_O: Tensor | None, crew: Crew) -> None:
+def add_linear(x_TO: Tensor, input_TI: Tensor, weight: PackedWeight, bias_O: Tensor | None, crew: Caller) -> None:
     """`x += input @ weight + bias`."""
     shape = (input_TI.shape[0], weight.n_out)
     assert x_TO.shape == shape, f"{tuple(x_TO.shape)} to add {shape} to"
@@ -110,7 +112,7 @@ def add_linear(x_TO: Tensor, input_TI: Tensor, weight: PackedWeight, bias_O: Ten
 
 
 def _multiply(
-    x_TI: Tensor, weight: PackedWeight, bias: Tensor | None, out_TO: Tensor, *, added: bool, crew: Crew
+    x_TI: Tensor, weight: PackedWeight, bias: Tensor | None, out_TO: Tensor, *, added: bool, crew: Caller
 ) -> None:
     n_rows, n_in = x_TI.shape
     assert n_in == weight.n_in, f"rows of {n_in} for a weight of {weight.n_in} inputs"
@@ -134,7 +136,7 @@ def _multiply(
         weight.n_out,
     )
     run = crew.run if n_rows * panels.numel() >= _MIN_SHARED_PRODUCTS else crew.run_alone
-    run(_multiply_with, *arguments)
+    run(_MULTIPLY, arguments)
 
 
 @compiled(exact=True)
@@ -304,7 +306,7 @@ _share_tiles = shared(_do_some_tiles)
 
 
 @compiled(exact=True)
-def _multiply_with(cells: Cells, *arguments: *_Arguments) -> None:
+def _multiply_with(cells: Cells, arguments: _Arguments) -> None:
     call = _prepared(n_threads(cells), *arguments)
     if call.quantised:
         if call.n_rows * call.n_in < _MIN_SHARED_ROUNDING:
@@ -312,3 +314,14 @@ def _multiply_with(cells: Cells, *arguments: *_Arguments) -> None:
         else:
             _share_rows(cells, call)
     _share_tiles(cells, call)
+
+
+_note = noting(_multiply_with)
+
+
+@compiled(exact=True)
+def _note_multiply(cells: Cells, arguments: _Arguments) -> tuple[int, Words]:
+    return _note((cells, arguments))
+
+
+_MULTIPLY = Kernel(_multiply_with, _note_multiply)

@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bakehouse_kernels.cpu.addresses import float32_rows
+from bakehouse_kernels.cpu.calls import Cells, Kernel, Words, noting
 from bakehouse_kernels.cpu.compile import compiled
-from bakehouse_kernels.cpu.pool import Cells, Crew, shared, take
+from bakehouse_kernels.cpu.pool import shared, take
+from bakehouse_kernels.cpu.recording import Caller
 
 Floats = NDArray[np.float32]
 
@@ -27,15 +29,15 @@ class _Norm(NamedTuple):
     out_TE: Floats
 
 
-def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, crew: Crew) -> Tensor:
+def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, crew: Caller) -> Tensor:
     """`x / sqrt(mean(x²) + eps) * weight`; `[T, E]`."""
     n_rows, width = x_TE.shape
     assert weight_E.shape == (width,), f"weight {tuple(weight_E.shape)} for rows of {width}"
     x_TE = x_TE.contiguous()
-    out_TE = x_TE.new_empty((n_rows, width))
+    out_TE = crew.empty(n_rows, width)
     arguments = (x_TE.data_ptr(), n_rows, width, weight_E.contiguous().data_ptr(), eps, out_TE.data_ptr())
     run = crew.run if n_rows * width >= MIN_SHARED_NUMBERS else crew.run_alone
-    run(_norm, *arguments)
+    run(_NORM, *arguments)
     return out_TE
 
 
@@ -83,3 +85,16 @@ def _norm(cells: Cells, x: int, n_rows: int, width: int, weight: int, eps: float
     x_TE, out_TE = float32_rows(x, n_rows, width), float32_rows(out, n_rows, width)
     weight_E = float32_rows(weight, 1, width)[0]
     _share_rows(cells, _Norm(np.zeros(1, np.int64), x_TE, weight_E, np.float32(eps), out_TE))
+
+
+_note = noting(_norm)
+
+
+@compiled(exact=True)
+def _note_norm(
+    cells: Cells, x: int, n_rows: int, width: int, weight: int, eps: float, out: int
+) -> tuple[int, Words]:
+    return _note((cells, x, n_rows, width, weight, eps, out))
+
+
+_NORM = Kernel(_norm, _note_norm)

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bakehouse_kernels.cpu.calls import Cells
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.exponential import exp_of_negative
-from bakehouse_kernels.cpu.pool import Cells, Crew, shared, take
+from bakehouse_kernels.cpu.pool import Crew, shared, take
 from bakehouse_kernels.layout import SURVEY_BLOCK, Survey
 
 Floats = NDArray[np.float32]

@@ -40,20 +40,31 @@ class Decoder:
 
         Writes the keys and values of all tokens into `cache`, which must hold those of the contexts before them.
         """
-        spec, ops = self._spec, self._ops
-        x_TE = functional.embedding(batch.token_ids_T, self._embedding_VE)
-        cos_TD, sin_TD = rope_rows(self._rope_frequencies_D2, batch.positions_T, spec.rope_gain)
-        plan = ops.plan_attention(batch.block_table_SB, batch.query_start_S1, batch.context_len_S)
+        x_TE = self.embed(batch.token_ids_T)
+        cos_TD, sin_TD = self.rope_rows(batch.positions_T)
+        plan = self._ops.plan_attention(batch.block_table_SB, batch.query_start_S1, batch.context_len_S)
         step = Step(cos_TD=cos_TD, sin_TD=sin_TD, slots_T=batch.slots_T, plan=plan)
-        for layer in range(spec.n_layers - 1):
-            attended_TQ = self._attend(x_TE, layer, cache, step)
-            self._finish(x_TE, attended_TQ, layer)
+        return self.layers(x_TE, step, cache, self._ops, wanted_R)
+
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """What the first layer gets of these tokens, `[T, E]`."""
+        return functional.embedding(token_ids_T, self._embedding_VE)
+
+    def rope_rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for `Step`."""
+        return rope_rows(self._rope_frequencies_D2, positions_T, self._spec.rope_gain)
+
+    def layers(self, x_TE: Tensor, step: Step, cache: KVCache, ops: Ops, wanted_R: Tensor | None = None) -> Tensor:
+        """`forward` after the embedding, by operations of `ops` alone where all rows are wanted; modifies `x`."""
+        for layer in range(self._spec.n_layers - 1):
+            attended_TQ = self._attend(x_TE, layer, cache, step, ops)
+            self._finish(x_TE, attended_TQ, layer, ops)
         # Of the last layer, a token that nobody wants needs its key and value alone.
-        last = spec.n_layers - 1
-        attended_TQ = self._attend(x_TE, last, cache, step)
+        last = self._spec.n_layers - 1
+        attended_TQ = self._attend(x_TE, last, cache, step, ops)
         if wanted_R is not None:
             x_TE, attended_TQ = x_TE[wanted_R], attended_TQ[wanted_R]
-        self._finish(x_TE, attended_TQ, last)
+        self._finish(x_TE, attended_TQ, last, ops)
         return x_TE
 
     @torch.inference_mode()
@@ -62,9 +73,9 @@ class Decoder:
         normed_RE = self._ops.rms_norm(x_RE, self._final_norm_E, self._spec.norm_eps)
         return self._ops.linear(normed_RE, self._head).float()
 
-    def _attend(self, x_TE: Tensor, layer: int, cache: KVCache, step: Step) -> Tensor:
+    def _attend(self, x_TE: Tensor, layer: int, cache: KVCache, step: Step, ops: Ops) -> Tensor:
         """Write the tokens' keys and values, then attend; `[T, N·D]`."""
-        spec, ops, packed = self._spec, self._ops, self._layers[layer]
+        spec, packed = self._spec, self._layers[layer]
         normed_TE = ops.rms_norm(x_TE, packed.attention_norm_E, spec.norm_eps)
         qkv_TX = ops.linear(normed_TE, packed.qkv, packed.qkv_bias_X)
         q_TND = ops.rope_and_write(qkv_TX, step.cos_TD, step.sin_TD, cache, layer, step.slots_T)
@@ -73,8 +84,8 @@ class Decoder:
         )
         return attended_TND.flatten(1)
 
-    def _finish(self, x_TE: Tensor, attended_TQ: Tensor, layer: int) -> None:
+    def _finish(self, x_TE: Tensor, attended_TQ: Tensor, layer: int, ops: Ops) -> None:
         """What follows attention in a layer, added to `x`."""
         packed = self._layers[layer]
-        self._ops.add_linear(x_TE, attended_TQ, packed.output, packed.output_bias_E)
-        feed_forward(x_TE, packed, self._ops, self._spec.norm_eps)
+        ops.add_linear(x_TE, attended_TQ, packed.output, packed.output_bias_E)
+        feed_forward(x_TE, packed, ops, self._spec.norm_eps)

@@ -1,0 +1,68 @@
+"""Decode steps played from recordings equal those whose operations are called, to the bit."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from bakehouse_kernels.cpu.packing import Quantize
+from bakehouse_kernels.dispatch import select_ops
+from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.types import Chunk, Sample
+from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.recorded import RecordedSteps
+from decoding import BLOCK_SIZE, CPU, load, open_model
+from tiny_llama import N_TOKENS, random_model, tiny_config
+
+SAMPLE = Sample(params=SamplingParams(), seeds=(0,), output_index=0)
+N_STEPS = 40
+N_BLOCKS = 8 * (N_STEPS // BLOCK_SIZE + 1)
+
+
+def chunks_of(starts: dict[int, int], random: Random) -> tuple[Chunk, ...]:
+    """One token more for each sequence; sequence s has the blocks s, s + 8, s + 16, ..."""
+    return tuple(
+        Chunk(
+            sequence_id=s,
+            token_ids=(random.randrange(N_TOKENS),),
+            start=start,
+            block_ids=tuple(range(s, N_BLOCKS, 8))[: start // BLOCK_SIZE + 1],
+            sample=SAMPLE,
+        )
+        for s, start in starts.items()
+    )
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1}],
+    ids=["", "biases", "mqa"],
+)
+def test_steps_of_sequences_that_come_and_go_are_equal(
+    quantize: Quantize, fields: dict[str, object], tmp_path: Path
+) -> None:
+    random_model(tiny_config(**fields)).save_pretrained(tmp_path / "model")
+    spec, weights = load(open_model(tmp_path / "model", tmp_path / "cache"))
+    ops = select_ops(CPU, torch.float32, torch.get_num_threads(), quantize=quantize)
+    called, played = (
+        ops.new_cache(
+            n_layers=spec.n_layers,
+            n_blocks=N_BLOCKS,
+            block_size=BLOCK_SIZE,
+            n_kv_heads=spec.n_kv_heads,
+            head_dim=spec.head_dim,
+        )
+        for _ in range(2)
+    )
+    decoder = Decoder(spec, weights, ops)
+    recorded = RecordedSteps(decoder, played, ops)
+    random = Random(11)
+    lengths = dict.fromkeys(range(8), 0)
+    for _ in range(N_STEPS):
+        running = sorted(random.sample(range(8), random.randint(1, 8)))
+        batch = build_batch(chunks_of({s: lengths[s] for s in running}, random), block_size=BLOCK_SIZE, device=CPU)
+        for s in running:
+            lengths[s] += 1
+        assert torch.equal(recorded.forward(batch), decoder.forward(batch, called))
