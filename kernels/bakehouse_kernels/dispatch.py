@@ -1,18 +1,25 @@
 """Device and dtype to `Ops`: decided once, explicitly, by whoever builds the model."""
 
+from typing import Literal
+
 import torch
 
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
-from bakehouse_kernels.cpu.packing import Quantize
+from bakehouse_kernels.cpu.packing import WeightFormat
 from bakehouse_kernels.cpu.pool import n_cores
+
+Quantize = Literal["none", "int8"]
+
+_CPU_FORMATS: dict[torch.dtype, WeightFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def select_ops(device: torch.device, dtype: torch.dtype, n_threads: int, *, quantize: Quantize = "none") -> Ops:
     """The operations that serve `dtype` on `device`, compiled, with `n_threads` compute threads.
 
-    With `quantize` `int8`, matrix products are of 8 bits; all that is around them stays in `dtype`. Sets the size
-    of torch's thread pool for the whole process. Raises `ValueError` naming what is missing.
+    On the CPU, `dtype` is that of the numbers which matrix products multiply, of 8 bits with `quantize` `int8`;
+    all that is around them takes and gives float32. Sets the size of torch's thread pool for the whole process.
+    Raises `ValueError` naming what is missing.
     """
     if quantize != "none" and (device.type, dtype) != ("cpu", torch.float32):
         raise ValueError(
@@ -21,12 +28,13 @@ def select_ops(device: torch.device, dtype: torch.dtype, n_threads: int, *, quan
         )
     if device.type != "cpu":
         raise ValueError(f"no kernels for device {device.type!r}; there are kernels for: cpu")
-    if dtype != torch.float32:
-        raise ValueError(f"no CPU kernels for {dtype}; there are CPU kernels for: torch.float32")
+    if dtype not in _CPU_FORMATS:
+        known = ", ".join(map(str, _CPU_FORMATS))
+        raise ValueError(f"no CPU kernels for {dtype}; there are CPU kernels for: {known}")
     n_available = n_cores()
     if not 1 <= n_threads <= n_available:
         raise ValueError(f"n_threads is {n_threads}; this process may use 1 to {n_available} cores")
-    return CpuOps(n_threads, quantize=quantize)
+    return CpuOps(n_threads, weight_format=_CPU_FORMATS[dtype] if quantize == "none" else quantize)
 
 
 def default_block_size(device: torch.device) -> int:

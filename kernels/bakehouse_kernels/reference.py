@@ -168,6 +168,22 @@ class PlayedAnew:
         self._result = self._work(self._ops)
 
 
+class RoundedReferenceOps(ReferenceOps):
+    """Products of numbers rounded to bfloat16, weights and inputs, summed in float32."""
+
+    def pack(self, weight_IO: Tensor) -> Packed:
+        """The weight's numbers, rounded."""
+        return weight_IO.bfloat16().float()
+
+    def pack_gated(self, weight_EF2: Tensor) -> Packed:
+        """The weight's numbers, rounded."""
+        return self.pack(weight_EF2)
+
+    def linear(self, x_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> Tensor:
+        """`x @ weight + bias` of the rounded numbers; `[T, O]`."""
+        return super().linear(x_TI.bfloat16().float(), packed, bias_O)
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
     """`weight ≈ integers * scale`, a scale per column."""

@@ -126,13 +126,13 @@ def main() -> None:
     ops, limits = CpuOps(arguments.threads), measured(arguments.threads)
     print(
         f"{arguments.threads} threads, {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"{limits.float32_per_s / 1e9:.0f} GFLOP/s at most; ms a step of {N_LAYERS} layers"
+        f"{limits.operations_per_s['float32'] / 1e9:.0f} GFLOP/s at most; ms a step of {N_LAYERS} layers"
     )
     print("sequences queries context shared |       ms GFLOP/s  GB/s |    torch  times | of limit")
     for shape in SHAPES:
         paged_s = best_time_s(paged_step(ops, shape), arguments.runs, clock)
         torch_s = best_time_s(torch_step(shape), arguments.runs, clock)
-        least_s = limits.least_time_s(n_bytes=shape.n_bytes, n_float32=shape.n_operations)
+        least_s = limits.least_time_s(n_bytes=shape.n_bytes, n_operations={"float32": shape.n_operations})
         print(
             f"{shape.n_sequences:9} {shape.n_queries:7} {shape.context_len:7} {shape.n_shared:6} | "
             f"{paged_s * 1e3:8.2f} {shape.n_operations / paged_s / 1e9:7.0f} "

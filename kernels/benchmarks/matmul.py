@@ -3,7 +3,8 @@
     OMP_WAIT_POLICY=passive python kernels/benchmarks/matmul.py [--threads 2] [--shapes qkv,head]
 
 The shapes are SmolLM2-135M's four products of a layer, with weights of its 30 layers in turn, and its head.
-In GFLOP/s; "of limit" is the served product's share of what max(bytes / bandwidth, operations / peak) allows.
+In G operations/s; "of limit" is the served products' share of what max(bytes / bandwidth, operations / peak)
+allows.
 """
 
 import argparse
@@ -11,9 +12,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.cpu.packing import WeightFormat, packed_bytes
 from limits import Limits, measured
 from torch import Tensor
 from torch.nn import functional
@@ -36,7 +39,7 @@ def median_time_s(product: Callable[..., object], weights: Sequence[object], n_r
 
 
 def ways(
-    weights: list[Tensor], served: dict[str, CpuOps]
+    weights: list[Tensor], served: dict[WeightFormat, CpuOps]
 ) -> dict[str, tuple[Callable[..., object], list[object]]]:
     """Name to a function of rows and weight, and the weights in its form."""
     one_dnn = torch.ops.mkldnn
@@ -48,34 +51,34 @@ def ways(
             lambda x, weight: one_dnn._linear_pointwise(x, weight, None, "none", [], ""),
             [one_dnn._reorder_linear_weight(weight.t().contiguous(), ONE_DNN_ROWS) for weight in weights],
         ),
-        "float32": (served["none"].linear, [served["none"].pack(weight) for weight in weights]),
         "_int_mm": (torch._int_mm, [weight.t().contiguous().t() for weight in integers]),
-        "int8": (served["int8"].linear, [served["int8"].pack(weight) for weight in weights]),
+        **{kind: (ops.linear, [ops.pack(weight) for weight in weights]) for kind, ops in served.items()},
     }
 
 
-def print_shape(name: str, limits: Limits, served: dict[str, CpuOps], n_runs: int) -> None:
+def print_shape(name: str, limits: Limits, served: dict[WeightFormat, CpuOps], n_runs: int) -> None:
     """A line for each number of rows."""
     n_in, n_out = SHAPES[name]
     weights = [torch.randn(n_in, n_out) for _ in range(N_LAYERS.get(name, 30))]
     forms = ways(weights, served)
     for n_rows in ROWS:
         x = torch.randn(n_rows, n_in)
-        n_operations, n_weights = 2 * n_rows * n_in * n_out, n_in * n_out
+        n_operations = 2 * n_rows * n_in * n_out
         inputs = {"_int_mm": (x * 20).round().clamp(-127, 127).to(torch.int8)}
         times = {
             way: median_time_s(partial(product, inputs.get(way, x)), packed, n_runs)
             for way, (product, packed) in forms.items()
         }
-        n_bytes = 4 * n_rows * (n_in + n_out)
-        least_float32_s = limits.least_time_s(n_bytes=n_bytes + 4 * n_weights, n_float32=n_operations)
-        least_int8_s = limits.least_time_s(n_bytes=n_bytes + n_weights, n_int8=n_operations)
+        row_bytes = 4 * n_rows * (n_in + n_out)
+        shares = [
+            limits.least_time_s(
+                n_bytes=row_bytes + packed_bytes(n_in, n_out, kind), n_operations={kind: n_operations}
+            )
+            / times[kind]
+            for kind in served
+        ]
         rates = " ".join(f"{n_operations / seconds / 1e9:8.0f}" for seconds in times.values())
-        print(
-            f"{name:8} {n_rows:5} | {rates} | {least_float32_s / times['float32']:7.0%} "
-            f"{least_int8_s / times['int8']:6.0%}",
-            flush=True,
-        )
+        print(f"{name:8} {n_rows:5} | {rates} | {' '.join(f'{share:8.0%}' for share in shares)}", flush=True)
 
 
 def main() -> None:
@@ -87,16 +90,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    served = {
-        "none": CpuOps(arguments.threads, quantize="none"),
-        "int8": CpuOps(arguments.threads, quantize="int8"),
-    }
+    served = {kind: CpuOps(arguments.threads, weight_format=kind) for kind in get_args(WeightFormat)}
     limits = measured(arguments.threads)
-    print(
-        f"{arguments.threads} threads; {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"{limits.float32_per_s / 1e9:.0f} GFLOP/s float32, {limits.int8_per_s / 1e9:.0f} GOP/s int8"
-    )
-    print("product   rows |    x @ w F.linear   oneDNN  float32  _int_mm     int8 | of limit: float32, int8")
+    print(f"{arguments.threads} threads; {limits}")
+    kinds = " ".join(f"{kind:>8}" for kind in served)
+    print(f"product   rows |    x @ w F.linear   oneDNN  _int_mm {kinds} | of limit: {kinds}")
     for name in arguments.shapes.split(","):
         print_shape(name, limits, served, arguments.runs)
 

@@ -57,7 +57,9 @@ def build_engine(
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     """What tells this replica's keys and values from those of another model, or of the same one in fewer bits."""
-    return files.digest if settings.quantize == "none" else f"{files.digest}-{settings.quantize}"
+    if settings.quantize != "none":
+        return f"{files.digest}-{settings.quantize}"
+    return f"{files.digest}-bfloat16" if settings.dtype == "bfloat16" else files.digest
 
 
 def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:

@@ -10,9 +10,9 @@ from bakehouse_replica.core.types import ModelSource
 class ReplicaSettings:
     """One replica's model, memory and scheduling limits.
 
-    `quantize` `int8` rounds weights, and the rows that meet them, to 8 bits. `max_model_len` None takes the
-    model's own context length. `kv_memory_bytes` None takes what one CPU replica gets by default (see
-    `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
+    `dtype` is that of the weights and of the rows that meet them; `quantize` `int8` rounds both to 8 bits.
+    `max_model_len` None takes the model's own context length. `kv_memory_bytes` None takes what one CPU replica
+    gets by default (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
     `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
     `n_threads`: compute threads this replica may use. `hash_key` is shared by all replicas of a deployment and
     secret to it.

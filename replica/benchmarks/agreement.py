@@ -1,11 +1,11 @@
-"""Prints whether greedy ids of the served float32 path equal the reference path's, and how far int8 goes with it.
+"""Prints whether greedy ids of the served float32 path equal the reference path's, and how far others go with it.
 
 python replica/benchmarks/agreement.py [--model smollm2] [--tokens 20480] [--threads 2] [--outputs 48]
 
 Prompts are pieces of a fixed text. Float32 must draw the reference's ids; a difference is excused where the two
 best logits of the reference lie within 1e-3, and every one is printed. Exits with 1 where one is not excused. Of
-int8 is printed how many ids it draws as float32 does before the first other one, and how often its best next token
-is float32's behind the same text.
+bfloat16 and int8 is printed how many ids they draw as float32 does before the first other one, and how often their
+best next token is float32's behind the same text.
 """
 
 import statistics
@@ -19,6 +19,7 @@ from fixed_text import BLOCK_SIZE, Model, PathName, argument_parser, open_model,
 
 PROMPT_LENGTHS = (3, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 200, 256, 300, 400, 500)
 EXCUSED_MARGIN = 1e-3
+ROUNDED: tuple[PathName, ...] = ("bfloat16", "int8")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def n_unexcused(found: Sequence[Continued], wanted: Sequence[Continued]) -> int:
     return n
 
 
+def best_next(model: Model, path: PathName) -> list[int]:
+    """The likeliest token at each place of the text."""
+    return [token.top[0][0] for token in score(model, path)]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argument_parser(__doc__)
@@ -103,23 +109,26 @@ def main() -> None:
 
     reference = continue_all(model, "reference", n_outputs)
     float32 = continue_all(model, "float32", n_outputs)
-    int8 = continue_all(model, "int8", n_outputs)
     n_failed = n_unexcused(float32, reference)
     equal = [equal_prefix(a.output_ids, b.output_ids) for a, b in zip(float32, reference, strict=True)]
     print(
         f"float32 and reference: {sum(equal)} of {n_prompts * n_outputs} greedy ids equal, {n_failed} not excused"
     )
 
-    equal = [equal_prefix(a.output_ids, b.output_ids) for a, b in zip(int8, float32, strict=True)]
-    print(
-        f"int8 and float32: {statistics.mean(equal):.1f} of {n_outputs} greedy ids equal before the first other "
-        f"one (median {statistics.median(equal):g}, {sum(n == n_outputs for n in equal)} prompts to the end)"
-    )
-    best = [[token.top[0][0] for token in score(model, path)] for path in ("float32", "int8")]
-    n_equal = sum(one == other for one, other in zip(*best, strict=True))
-    print(
-        f"int8 and float32: {n_equal / len(best[0]):.2%} of {len(best[0])} best next tokens equal, behind the text"
-    )
+    best_of_float32 = best_next(model, "float32")
+    for path in ROUNDED:
+        rounded = continue_all(model, path, n_outputs)
+        equal = [equal_prefix(a.output_ids, b.output_ids) for a, b in zip(rounded, float32, strict=True)]
+        n_whole = sum(n == n_outputs for n in equal)
+        print(
+            f"{path} and float32: {statistics.mean(equal):.1f} of {n_outputs} greedy ids equal before the first "
+            f"other one (median {statistics.median(equal):g}, {n_whole} prompts to the end)"
+        )
+        n_equal = sum(one == other for one, other in zip(best_next(model, path), best_of_float32, strict=True))
+        print(
+            f"{path} and float32: {n_equal / len(best_of_float32):.2%} of {len(best_of_float32)} best next tokens "
+            "equal, behind the text"
+        )
     sys.exit(n_failed > 0)
 
 

@@ -1,6 +1,6 @@
 """Where the time of a decode step goes, and how far the step is from what the machine can do at most.
 
-    python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--quantize none int8]
+    python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--weights float32 int8]
 
 Runs what an engine runs, without Ray: the scheduler plans, the executor of the model executes, the scheduler
 applies, the deltas are posted to one event loop. A step plays its operations in one call; for the breakdown they
@@ -18,11 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import get_args
 
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.cpu.packing import Quantize, packed_bytes
-from bakehouse_kernels.dispatch import default_block_size, select_ops
+from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.cpu.packing import WeightFormat, packed_bytes
+from bakehouse_kernels.dispatch import default_block_size
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import Capacity, ModelSource, Request, SchedulingPolicy
@@ -52,14 +54,14 @@ class Work:
     n_product_operations: float
     n_attention_operations: float
 
-    def least_time_s(self, limits: Limits, quantize: Quantize) -> float:
+    def least_time_s(self, limits: Limits, weights: WeightFormat) -> float:
         """Under these limits; attention is float32 always."""
-        n_int8 = self.n_product_operations if quantize == "int8" else 0.0
-        n_float32 = self.n_attention_operations + self.n_product_operations - n_int8
-        return limits.least_time_s(n_bytes=self.n_bytes, n_float32=n_float32, n_int8=n_int8)
+        n_operations: dict[WeightFormat, float] = {"float32": self.n_attention_operations}
+        n_operations[weights] = n_operations.get(weights, 0.0) + self.n_product_operations
+        return limits.least_time_s(n_bytes=self.n_bytes, n_operations=n_operations)
 
 
-def work_of(spec: ModelSpec, n_sequences: int, context: float, quantize: Quantize) -> Work:
+def work_of(spec: ModelSpec, n_sequences: int, context: float, weights: WeightFormat) -> Work:
     """Of a step that decodes one token for each sequence."""
     width, hidden = spec.head_dim * spec.n_heads, spec.hidden_size
     qkv = hidden, width + 2 * spec.head_dim * spec.n_kv_heads
@@ -67,7 +69,7 @@ def work_of(spec: ModelSpec, n_sequences: int, context: float, quantize: Quantiz
     shapes = [*matrices * spec.n_layers, (hidden, spec.vocabulary_size)]
     kv_bytes = n_sequences * context * spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * 4
     return Work(
-        n_bytes=sum(packed_bytes(n_in, n_out, quantize) for n_in, n_out in shapes) + kv_bytes,
+        n_bytes=sum(packed_bytes(n_in, n_out, weights) for n_in, n_out in shapes) + kv_bytes,
         n_product_operations=2 * n_sequences * sum(n_in * n_out for n_in, n_out in shapes),
         n_attention_operations=4 * n_sequences * context * spec.n_layers * width,
     )
@@ -79,10 +81,10 @@ def most_tokens(n_sequences: int, context: int) -> int:
 
 
 def executor_of(
-    files: ModelFiles, spec: ModelSpec, ops: Ops, n_sequences: int, context: int, quantize: Quantize
+    files: ModelFiles, spec: ModelSpec, ops: Ops, n_sequences: int, context: int, weight_format: WeightFormat
 ) -> InProcessExecutor:
     """The executor of the model."""
-    weights = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=quantize == "int8")
+    weights = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=weight_format == "int8")
     block_size = default_block_size(CPU)
     capacity = Capacity(
         n_blocks=n_sequences * (most_tokens(n_sequences, context) // block_size + 1),
@@ -152,28 +154,23 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--quantize", nargs="+", choices=["none", "int8"], default=["none", "int8"])
+    parser.add_argument("--weights", nargs="+", choices=get_args(WeightFormat), default=get_args(WeightFormat))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     limits = measured(arguments.threads)
     files = open_source(ModelSource(model=arguments.model))
     spec = read_spec(files)
-    print(
-        f"{arguments.model}, {arguments.threads} threads, context {arguments.context}; limits: "
-        f"{limits.read_bytes_per_s / 1e9:.1f} GB/s, {limits.float32_per_s / 1e9:.0f} GFLOP/s float32, "
-        f"{limits.int8_per_s / 1e9:.0f} GOP/s int8"
-    )
-    for quantize in arguments.quantize:
+    print(f"{arguments.model}, {arguments.threads} threads, context {arguments.context}; limits: {limits}")
+    for weights in arguments.weights:
         for n_sequences in arguments.sequences:
-            ops = select_ops(CPU, torch.float32, arguments.threads, quantize=quantize)
+            ops = CpuOps(arguments.threads, weight_format=weights)
             timed = TimedOps(ops)
             size = n_sequences, arguments.context
-            played, called = (executor_of(files, spec, each, *size, quantize) for each in (ops, timed))
+            played, called = (executor_of(files, spec, each, *size, weights) for each in (ops, timed))
             step_s, _ = asyncio.run(measure(played, *size, lambda: None))
             called_s, parts = asyncio.run(measure(called, *size, timed.clear))
             parts = by_operation(parts, timed)
-            least_s = work_of(spec, n_sequences, arguments.context, quantize).least_time_s(limits, quantize)
-            weights = "float32" if quantize == "none" else quantize
+            least_s = work_of(spec, n_sequences, arguments.context, weights).least_time_s(limits, weights)
             print(
                 f"\n{weights}, {n_sequences} sequences: {step_s * 1e3:.2f} ms "
                 f"a step, {n_sequences / step_s:.0f} tokens/s; least {least_s * 1e3:.2f} ms: "

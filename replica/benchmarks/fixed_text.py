@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.dispatch import default_block_size, select_ops
+from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.dispatch import default_block_size
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Score, StepPlan, TokenLogprob
@@ -18,7 +19,7 @@ from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import ModelFiles, open_source
 from bakehouse_replica.tokenizer_files import load_tokenizer
 
-PathName = Literal["reference", "float32", "int8"]
+PathName = Literal["reference", "float32", "bfloat16", "int8"]
 """By which operations: their definitions in plain torch, or those that are served."""
 
 TEXT = Path(__file__).parent / "texts" / "news_from_nowhere.txt"
@@ -49,7 +50,7 @@ class Model:
     def _ops(self, path: PathName) -> Ops:
         if path == "reference":
             return ReferenceOps()
-        return select_ops(CPU, torch.float32, self.n_threads, quantize="none" if path == "float32" else path)
+        return CpuOps(self.n_threads, weight_format=path)
 
 
 def open_model(arguments: argparse.Namespace) -> Model:

@@ -28,6 +28,12 @@ def test_a_prompt_is_continued_sensibly(llm: LLM) -> None:
     assert output.usage.completion_tokens == len(output.token_ids) <= 12
 
 
+def test_in_bfloat16_a_prompt_is_continued_sensibly() -> None:
+    with LLM(max_model_len=256, kv_memory="32MiB", dtype="bfloat16") as llm:
+        (output,) = llm.generate(PROMPT, GREEDY)
+    assert "Paris" in output.text
+
+
 def test_outputs_stand_in_the_order_of_the_prompts_and_do_not_depend_on_the_batch(llm: LLM) -> None:
     prompts = [PROMPT, "Once upon a time", "1, 2, 3, 4,"]
     alone = [llm.generate(prompt, GREEDY)[0].text for prompt in prompts]

@@ -7,9 +7,10 @@ from bakehouse_kernels.cpu.pool import n_cores
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 
-def test_float32_on_the_cpu_is_served_by_the_compiled_path() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_is_served_by_the_compiled_path(dtype: torch.dtype) -> None:
     n_torch_threads = torch.get_num_threads()
-    assert isinstance(select_ops(torch.device("cpu"), torch.float32, 1), CpuOps)
+    assert isinstance(select_ops(torch.device("cpu"), dtype, 1), CpuOps)
     assert torch.get_num_threads() == 1
     torch.set_num_threads(n_torch_threads)
 
@@ -18,7 +19,7 @@ def test_float32_on_the_cpu_is_served_by_the_compiled_path() -> None:
     ("device", "dtype", "n_threads", "named"),
     [
         ("cuda", torch.bfloat16, 1, "cuda"),
-        ("cpu", torch.bfloat16, 1, "bfloat16"),
+        ("cpu", torch.float16, 1, "no CPU kernels for torch.float16; there are .* torch.float32, torch.bfloat16$"),
         ("cpu", torch.float32, 0, "n_threads is 0"),
         ("cpu", torch.float32, n_cores() + 1, f"n_threads is {n_cores() + 1}"),
     ],

@@ -5,14 +5,15 @@ from typing import TypeVar
 import numba
 import numpy as np
 import pytest
-from bakehouse_kernels.cpu.tile import TileShape, float32_tile, int8_tile, shape_for
+from bakehouse_kernels.cpu.narrow import bfloat16_tile, int8_tile
+from bakehouse_kernels.cpu.tile import TileShape, float32_tile, shape_for
 from numpy.typing import NDArray
 
 # AVX-512 without VNNI, AVX2, and SSE or NEON: vectors wider than this machine's are split by the compiler.
 OTHERS = [
-    TileShape(lanes=16, max_rows=3, has_byte_dot=False),
-    TileShape(lanes=8, max_rows=3, has_byte_dot=False),
-    TileShape(lanes=4, max_rows=3, has_byte_dot=False),
+    TileShape(lanes=16, max_rows=3, has_byte_dot=False, has_bfloat16_dot=False),
+    TileShape(lanes=8, max_rows=3, has_byte_dot=False, has_bfloat16_dot=False),
+    TileShape(lanes=4, max_rows=3, has_byte_dot=False, has_bfloat16_dot=False),
 ]
 N_STEPS = 9
 
@@ -29,21 +30,24 @@ def aligned(content: NDArray[Element]) -> NDArray[Element]:
 
 
 @pytest.mark.parametrize(
-    ("features", "lanes", "max_rows", "has_byte_dot"),
+    ("features", "lanes", "max_rows", "has_byte_dot", "has_bfloat16_dot"),
     [
-        (["avx512f", "avx512bw", "avx512vnni", "avx2", "fma"], 16, 12, True),
-        (["avx512f", "avx512bw", "avx2", "fma"], 16, 12, False),
-        (["avx2", "fma", "avxvnni"], 8, 6, True),
-        (["avx2", "fma"], 8, 6, False),
-        (["sse2"], 4, 6, False),
-        (["neon"], 4, 12, False),
+        (["avx512f", "avx512bw", "avx512vnni", "avx512bf16", "avx2", "fma"], 16, 12, True, True),
+        (["avx512f", "avx512bw", "avx512vnni", "avx2", "fma"], 16, 12, True, False),
+        (["avx512f", "avx512bw", "avx2", "fma"], 16, 12, False, False),
+        (["avx2", "fma", "avxvnni"], 8, 6, True, False),
+        (["avx2", "fma"], 8, 6, False, False),
+        (["sse2"], 4, 6, False, False),
+        (["neon"], 4, 12, False, False),
     ],
 )
 def test_the_tile_fills_the_registers_of_the_machine(
-    features: list[str], lanes: int, max_rows: int, has_byte_dot: bool
+    features: list[str], lanes: int, max_rows: int, has_byte_dot: bool, has_bfloat16_dot: bool
 ) -> None:
     shape = shape_for(dict.fromkeys(features, True))
-    assert shape == TileShape(lanes=lanes, max_rows=max_rows, has_byte_dot=has_byte_dot)
+    assert shape == TileShape(
+        lanes=lanes, max_rows=max_rows, has_byte_dot=has_byte_dot, has_bfloat16_dot=has_bfloat16_dot
+    )
 
 
 @pytest.mark.parametrize("shape", OTHERS)
@@ -61,6 +65,30 @@ def test_float32_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None
         out = np.empty((n_rows, shape.columns), np.float32)
         run(n_rows, x.ctypes.data, x.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data)
         np.testing.assert_array_equal(out, x @ panel)  # integers below 2^24: exact in any order
+
+
+@pytest.mark.parametrize("shape", OTHERS)
+def test_bfloat16_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
+    tile = bfloat16_tile(shape)
+
+    @numba.njit
+    def run(n_rows, x, stride, panel, n_steps, out):  # type: ignore[no-untyped-def]
+        tile(n_rows, x, stride, panel, n_steps, out)
+
+    generator = np.random.default_rng(7)
+    weight = generator.integers(-50, 50, (N_STEPS, shape.columns, 2)).astype(np.float32)
+    panel = aligned(upper_halves(weight))
+    columns = weight.transpose(0, 2, 1).reshape(2 * N_STEPS, shape.columns)
+    for n_rows in range(1, shape.max_rows + 1):
+        x = generator.integers(-50, 50, (n_rows, 2 * N_STEPS)).astype(np.float32)
+        rows = upper_halves(x)
+        out = np.empty((n_rows, shape.columns), np.float32)
+        run(n_rows, rows.ctypes.data, rows.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data)
+        np.testing.assert_array_equal(out, x @ columns)  # small integers are exact in bfloat16, and so are sums
+
+
+def upper_halves(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
 @pytest.mark.parametrize("shape", OTHERS)

@@ -93,14 +93,19 @@ def test_int8_where_there_are_no_kernels_for_it_is_refused(
         build_engine(replace(settings, quantize="int8", **change), replica_id="r9")
 
 
-async def test_keys_and_values_of_int8_are_not_those_of_float32(settings: ReplicaSettings) -> None:
-    digests = set()
-    for quantize in ("none", "int8"):
-        chosen = replace(settings, executor="fake", quantize="int8" if quantize == "int8" else "none")
-        engine = build_engine(chosen, replica_id="r9")
-        digests.add(engine.card.model_digest)
+async def test_in_bfloat16_an_engine_serves(settings: ReplicaSettings) -> None:
+    assert await n_tokens_of(replace(settings, dtype="bfloat16")) == 5
+
+
+async def test_keys_and_values_of_fewer_bits_are_not_those_of_float32(settings: ReplicaSettings) -> None:
+    changes: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}, {"dtype": "float32"}]
+    digests = []
+    for change in changes:
+        engine = build_engine(replace(settings, executor="fake", **change), replica_id="r9")
+        digests.append(engine.card.model_digest)
         await engine.close()
-    assert len(digests) == 2
+    assert len(set(digests[:3])) == 3
+    assert digests[3] == digests[0]
 
 
 @pytest.fixture

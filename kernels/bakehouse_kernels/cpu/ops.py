@@ -1,4 +1,4 @@
-"""`Ops` of the served CPU path, in float32, or with matrix products in int8."""
+"""`Ops` of the served CPU path, in float32, or with matrix products in bfloat16 or int8."""
 
 from collections.abc import Callable
 from copy import copy
@@ -10,7 +10,7 @@ from bakehouse_kernels.api import AttentionPlan, Ops, Packed, Recording
 from bakehouse_kernels.cpu.attention import paged_attention
 from bakehouse_kernels.cpu.attention_plan import plan_attention
 from bakehouse_kernels.cpu.cache import copy_blocks, new_cache, rope_and_write
-from bakehouse_kernels.cpu.packing import PackedWeight, Quantize, pack, pack_gated
+from bakehouse_kernels.cpu.packing import PackedWeight, WeightFormat, pack, pack_gated
 from bakehouse_kernels.cpu.pool import Crew
 from bakehouse_kernels.cpu.products import add_linear, linear
 from bakehouse_kernels.cpu.recording import Caller, Memory, Recorder
@@ -25,15 +25,15 @@ class CpuOps:
     What is worth it spreads over `n_threads`, which is also what torch's own operators get, in the whole process.
     """
 
-    def __init__(self, n_threads: int, *, quantize: Quantize = "none") -> None:
+    def __init__(self, n_threads: int, *, weight_format: WeightFormat = "float32") -> None:
         """Takes some 30 s where the machine code is not on disk yet, otherwise 1 s.
 
-        With `quantize` int8, weights are rounded per column as they are packed, inputs of products per row.
+        Weights are rounded to `weight_format` as they are packed, and inputs of products with them.
         """
         self._crew = Crew(n_threads)
         self._caller: Caller = self._crew
         self._memory = Memory()
-        self._quantize = quantize
+        self._weight_format = weight_format
         torch.set_num_threads(n_threads)
         self._compile()
 
@@ -43,11 +43,11 @@ class CpuOps:
 
     def pack(self, weight_IO: Tensor) -> Packed:
         """The weight in panels; a copy."""
-        return pack(weight_IO, self._quantize)
+        return pack(weight_IO, self._weight_format)
 
     def pack_gated(self, weight_EF2: Tensor) -> Packed:
         """Gate and up in panels of both; a copy."""
-        return pack_gated(weight_EF2, self._quantize)
+        return pack_gated(weight_EF2, self._weight_format)
 
     def linear(self, x_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> Tensor:
         """`x @ weight + bias`; `[T, O]`."""

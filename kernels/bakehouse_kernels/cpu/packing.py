@@ -4,6 +4,7 @@ Columns are cut into panels of C, the width of a tile; a panel's numbers stand i
 product reads its memory from front to back:
 
     float32   [panels, I, C]
+    bfloat16  [panels, I / 2, C, 2]: two inputs of a column side by side, rounded to nearest, halves to even
     int8      [panels, I / 4, C, 4]: four inputs of a column side by side, with a float32 scale per column
 
 Inputs and columns are filled up with zeros. In a gated weight the first half of each panel are columns of the gate
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from bakehouse_kernels.cpu.tile import SHAPE, STEP_BYTES
+from bakehouse_kernels.cpu.tile import SHAPE
 
-Quantize = Literal["none", "int8"]
+WeightFormat = Literal["float32", "bfloat16", "int8"]
 
 COLUMNS = SHAPE.columns
 
@@ -42,25 +43,21 @@ class PackedWeight:
     n_in: int
     n_out: int
     gated: bool
+    format: WeightFormat
     panels: Tensor
-    # Of int8 panels, per column; empty for float32.
+    # Of int8 panels, per column; otherwise empty.
     scale: NDArray[np.float32]
     # `ZERO` times the column's sum of integers: what the products have too much.
     surplus: NDArray[np.int32]
 
-    @property
-    def quantised(self) -> bool:
-        """Whether the panels are int8."""
-        return self.panels.dtype == torch.int8
 
-
-def pack(weight_IO: Tensor, quantize: Quantize) -> PackedWeight:
+def pack(weight_IO: Tensor, weight_format: WeightFormat) -> PackedWeight:
     """The weight in panels."""
     n_out = weight_IO.shape[1]
-    return _pack(_filled(weight_IO, _round_up(n_out, COLUMNS)), n_out, gated=False, quantize=quantize)
+    return _pack(_filled(weight_IO, _round_up(n_out, COLUMNS)), n_out, gated=False, weight_format=weight_format)
 
 
-def pack_gated(weight_EF2: Tensor, quantize: Quantize) -> PackedWeight:
+def pack_gated(weight_EF2: Tensor, weight_format: WeightFormat) -> PackedWeight:
     """The fused weight of gate and up in panels."""
     assert weight_EF2.shape[1] % 2 == 0, f"gate and up have as many columns, not {weight_EF2.shape[1]} together"
     half = COLUMNS // 2
@@ -68,36 +65,53 @@ def pack_gated(weight_EF2: Tensor, quantize: Quantize) -> PackedWeight:
     gate, up = (
         _filled(part, _round_up(n_features, half)).reshape(n_in, -1, half) for part in weight_EF2.chunk(2, dim=1)
     )
-    return _pack(torch.stack((gate, up), dim=2).flatten(1), n_features, gated=True, quantize=quantize)
+    return _pack(torch.stack((gate, up), dim=2).flatten(1), n_features, gated=True, weight_format=weight_format)
 
 
-def packed_bytes(n_in: int, n_out: int, quantize: Quantize, *, gated: bool = False) -> int:
+def packed_bytes(n_in: int, n_out: int, weight_format: WeightFormat, *, gated: bool = False) -> int:
     """Memory of a packed weight `[n_in, n_out]`; of a gated one `n_out` counts gate and up together."""
     parts, width = (2, COLUMNS // 2) if gated else (1, COLUMNS)
     n_columns = parts * _round_up(n_out // parts, width)
-    if quantize == "none":
+    if weight_format == "float32":
         return n_columns * n_in * 4
-    return n_columns * (_round_up(n_in, STEP_BYTES) + 8)
+    if weight_format == "bfloat16":
+        return n_columns * _round_up(n_in, 2) * 2
+    return n_columns * (_round_up(n_in, 4) + 8)
 
 
-def _pack(weight_IO: Tensor, n_out: int, *, gated: bool, quantize: Quantize) -> PackedWeight:
+def _pack(weight_IO: Tensor, n_out: int, *, gated: bool, weight_format: WeightFormat) -> PackedWeight:
     """The columns of `weight` are whole panels."""
-    n_in, n_columns = weight_IO.shape
+    n_in = len(weight_IO)
     assert n_in > 0, "a weight has at least one input"
-    if quantize == "none":
+    scale, surplus = np.empty(0, np.float32), np.empty(0, np.int32)
+    if weight_format == "float32":
         # A copy always: a mapped file's memory, which `contiguous` leaves as it is, is not aligned to a vector.
         in_order = weight_IO.float().reshape(n_in, -1, COLUMNS).transpose(0, 1)
         panels = in_order.clone(memory_format=torch.contiguous_format)
-        scale, surplus = np.empty(0, np.float32), np.empty(0, np.int32)
+    elif weight_format == "bfloat16":
+        panels = _in_panels(weight_IO.bfloat16(), inputs_a_step=2)
     else:
         assert n_in <= MAX_QUANTISED_INPUTS, f"{n_in} inputs overflow int32; {MAX_QUANTISED_INPUTS} do not"
         integers_IO, scale_O = quantise_columns(weight_IO)
-        integers_IO = functional.pad(integers_IO, (0, 0, 0, -n_in % STEP_BYTES))
-        steps = integers_IO.view(-1, STEP_BYTES, n_columns // COLUMNS, COLUMNS)
-        panels = steps.permute(2, 0, 3, 1).contiguous()
+        panels = _in_panels(integers_IO, inputs_a_step=4)
         scale = scale_O.numpy()
         surplus = (integers_IO.sum(dim=0, dtype=torch.int32) * ZERO).numpy()
-    return PackedWeight(n_in=n_in, n_out=n_out, gated=gated, panels=panels, scale=scale, surplus=surplus)
+    return PackedWeight(
+        n_in=n_in,
+        n_out=n_out,
+        gated=gated,
+        format=weight_format,
+        panels=panels,
+        scale=scale,
+        surplus=surplus,
+    )
+
+
+def _in_panels(weight_IO: Tensor, *, inputs_a_step: int) -> Tensor:
+    """`[panels, steps, C, inputs_a_step]`."""
+    filled = functional.pad(weight_IO, (0, 0, 0, -len(weight_IO) % inputs_a_step))
+    steps = filled.view(-1, inputs_a_step, weight_IO.shape[1] // COLUMNS, COLUMNS)
+    return steps.permute(2, 0, 3, 1).contiguous()
 
 
 def quantise_columns(weight_IO: Tensor) -> tuple[Tensor, Tensor]:

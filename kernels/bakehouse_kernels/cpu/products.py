@@ -1,10 +1,13 @@
-"""Matrix products with packed weights, float32 or int8, and what follows them: bias, residual, gated activation.
+"""Matrix products with packed weights, and what follows them: bias, residual, gated activation.
 
 The result is cut into tiles of up to `SHAPE.max_rows` rows by the columns of a panel. Threads take tiles as they
 go: panel by panel, all rows of a block under one panel before the next, so that a block reads each weight once.
 
-int8: each row of the input is rounded to integers in -127..127 with its own scale; sums of their products are
-exact, and a result is `sum * (row scale * column scale)`. A row with a NaN or an infinity gives NaN everywhere.
+Each row of the input is brought into the weight's format first:
+
+    bfloat16   rounded to nearest, and summed in float32; NaN and infinity stay what they are
+    int8       rounded to integers in -127..127 with a scale of its own; sums of their products are exact, and a
+               result is `sum * (row scale * column scale)`. A row with a NaN or an infinity gives NaN everywhere
 """
 
 from typing import NamedTuple
@@ -17,16 +20,22 @@ from bakehouse_kernels.cpu.addresses import float32_rows
 from bakehouse_kernels.cpu.calls import Cells, Kernel, Words, noting
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.exponential import exp_of_negative
-from bakehouse_kernels.cpu.packing import COLUMNS, PackedWeight
+from bakehouse_kernels.cpu.narrow import bfloat16_tile, int8_tile
+from bakehouse_kernels.cpu.packing import COLUMNS, PackedWeight, WeightFormat
 from bakehouse_kernels.cpu.pool import n_threads, shared, take
 from bakehouse_kernels.cpu.recording import Caller
-from bakehouse_kernels.cpu.rounding import round_row
-from bakehouse_kernels.cpu.tile import SHAPE, STEP_BYTES, float32_tile, int8_tile
+from bakehouse_kernels.cpu.rounding import round_row, round_row_to_bfloat16
+from bakehouse_kernels.cpu.tile import SHAPE, STEP_BYTES, float32_tile
 
 Floats = NDArray[np.float32]
 
 _float32_tile = float32_tile(SHAPE)
+_bfloat16_tile = bfloat16_tile(SHAPE)
 _int8_tile = int8_tile(SHAPE)
+
+# The formats in compiled code.
+_FLOAT32, _BFLOAT16, _INT8 = range(3)
+_FORMATS: dict[WeightFormat, int] = {"float32": _FLOAT32, "bfloat16": _BFLOAT16, "int8": _INT8}
 
 _MAX_ROWS = SHAPE.max_rows
 _HALF = COLUMNS // 2
@@ -46,11 +55,11 @@ _BLOCK_BYTES = 384 * 1024
 _TURNS = 8
 
 # Addresses, counts and arrays of a call, as `_prepared` names them: what crosses into compiled code cheaply.
-_Arguments = tuple[int, int, int, int, int, int, int, Floats, NDArray[np.int32], Floats, bool, bool, int, int]
+_Arguments = tuple[int, int, int, int, int, int, int, int, Floats, NDArray[np.int32], Floats, bool, bool, int, int]
 
 
 class _Product(NamedTuple):
-    """A call: rows at address `x`, `x_stride` bytes apart; with `quantised`, what is multiplied is `rounded`."""
+    """A call: rows at address `x`, `x_stride` bytes apart; but for float32, what is multiplied is `rounded`."""
 
     n_threads: int
     rows_taken: NDArray[np.int64]
@@ -59,7 +68,7 @@ class _Product(NamedTuple):
     x_stride: int
     n_rows: int
     n_in: int
-    quantised: bool
+    format: int
     rounded: NDArray[np.uint8]
     row_scale: Floats
     panels: int
@@ -85,7 +94,7 @@ class _Tiles(NamedTuple):
     x_stride: int
     panels: int
     n_steps: int
-    quantised: bool
+    format: int
     row_scale: int
     surplus: int
     column_scale: int
@@ -124,6 +133,7 @@ def _multiply(
         x_TI.stride(0) * STEP_BYTES,
         n_rows,
         n_in,
+        _FORMATS[weight.format],
         panels.data_ptr(),
         panels.shape[1],
         panels.shape[0],
@@ -147,7 +157,10 @@ def _round_some_rows(call: _Product) -> None:
     while first < call.n_rows:
         for t in range(first, min(first + turn, call.n_rows)):
             row = float32_rows(call.x + t * call.x_stride, 1, call.n_in)[0]
-            call.row_scale[t] = round_row(row, call.rounded[t])
+            if call.format == _INT8:
+                call.row_scale[t] = round_row(row, call.rounded[t])
+            else:
+                round_row_to_bfloat16(row, call.rounded[t].view(np.uint16))
         first = take(call.rows_taken, turn)
 
 
@@ -156,10 +169,12 @@ def _do_tile(tiles: _Tiles, first_row: int, n_rows: int, panel: int, sums: int) 
     """A tile of the result; at `sums` is room for it."""
     weights = tiles.panels + panel * tiles.n_steps * COLUMNS * STEP_BYTES
     rows, column = tiles.x + first_row * tiles.x_stride, panel * COLUMNS * _NUMBER_BYTES
-    if tiles.quantised:
+    if tiles.format == _INT8:
         row_scale = tiles.row_scale + first_row * _NUMBER_BYTES
         surplus, column_scale = tiles.surplus + column, tiles.column_scale + column
         _int8_tile(n_rows, rows, tiles.x_stride, weights, tiles.n_steps, sums, row_scale, surplus, column_scale)
+    elif tiles.format == _BFLOAT16:
+        _bfloat16_tile(n_rows, rows, tiles.x_stride, weights, tiles.n_steps, sums)
     else:
         _float32_tile(n_rows, rows, tiles.x_stride, weights, tiles.n_steps, sums)
     if tiles.gated:
@@ -225,11 +240,11 @@ def _gate(gate: Floats, up: Floats, out: Floats) -> None:
 def _do_some_tiles(call: _Product) -> None:
     """Tiles of the result as long as there are any."""
     tiles = _Tiles(
-        call.rounded.ctypes.data if call.quantised else call.x,
-        call.n_steps * STEP_BYTES if call.quantised else call.x_stride,
+        call.x if call.format == _FLOAT32 else call.rounded.ctypes.data,
+        call.x_stride if call.format == _FLOAT32 else call.n_steps * STEP_BYTES,
         call.panels,
         call.n_steps,
-        call.quantised,
+        call.format,
         call.row_scale.ctypes.data,
         call.surplus.ctypes.data,
         call.column_scale.ctypes.data,
@@ -263,6 +278,7 @@ def _prepared(
     x_stride: int,
     n_rows: int,
     n_in: int,
+    weight_format: int,
     panels: int,
     n_steps: int,
     n_panels: int,
@@ -275,8 +291,7 @@ def _prepared(
     n_out: int,
 ) -> _Product:
     """The call, with room for its rounded rows."""
-    quantised = len(column_scale) > 0
-    n_rounded = n_rows if quantised else 0
+    n_rounded = 0 if weight_format == _FLOAT32 else n_rows
     return _Product(
         n_threads,
         np.zeros(1, np.int64),
@@ -285,7 +300,7 @@ def _prepared(
         x_stride,
         n_rows,
         n_in,
-        quantised,
+        weight_format,
         np.empty((n_rounded, n_steps * STEP_BYTES), np.uint8),
         np.empty(n_rounded, np.float32),
         panels,
@@ -308,7 +323,7 @@ _share_tiles = shared(_do_some_tiles)
 @compiled(exact=True)
 def _multiply_with(cells: Cells, arguments: _Arguments) -> None:
     call = _prepared(n_threads(cells), *arguments)
-    if call.quantised:
+    if call.format != _FLOAT32:
         if call.n_rows * call.n_in < _MIN_SHARED_ROUNDING:
             _round_some_rows(call)
         else:

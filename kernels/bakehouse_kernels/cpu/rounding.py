@@ -1,4 +1,4 @@
-"""Rows rounded to 8 bits on their way into a product."""
+"""Rows rounded to int8 or bfloat16 on their way into a product."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ Floats = NDArray[np.float32]
 _SMALLEST = np.float32(2.0**-119)
 _INFINITY_BITS = np.int32(0x7F800000)
 _SIGN_BIT_OFF = np.int32(0x7FFFFFFF)
+# Of a bfloat16 NaN; without it, one whose other bits are all in the lower half would become an infinity.
+_QUIET = np.int32(0x40)
 
 
 @compiled(exact=True)
@@ -36,3 +38,17 @@ def round_row(x_I: Floats, rounded: NDArray[np.uint8]) -> np.float32:
     for i in range(len(x_I)):
         rounded[i] = np.uint8(np.int32(np.rint(x_I[i] * inverse)) + np.int32(ZERO))
     return largest / np.float32(LARGEST)
+
+
+@compiled(exact=True)
+def round_row_to_bfloat16(x_I: Floats, rounded: NDArray[np.uint16]) -> None:
+    """Write the bits of x rounded to nearest, halves to even, and zeros behind them; a NaN stays one."""
+    bits_I = x_I.view(np.uint32)
+    rounded[len(x_I) :] = np.uint16(0)
+    for i in range(len(bits_I)):
+        bits = bits_I[i]
+        upper = np.uint32(bits >> np.uint32(16))
+        up = np.uint32(np.uint32(0x7FFF) + np.uint32(upper & np.uint32(1)))
+        nearest = np.uint32(np.uint32(bits + up) >> np.uint32(16))
+        is_nan = np.uint32(bits & np.uint32(_SIGN_BIT_OFF)) > np.uint32(_INFINITY_BITS)
+        rounded[i] = np.uint16(upper | np.uint32(_QUIET) if is_nan else nearest)

@@ -7,11 +7,8 @@ One step reads a vector pair of the weights and one number of each row, and mult
 With 12 rows a step is 24 multiply-adds for 14 reads, so the multipliers are the limit and not the caches; 12 x 2
 sums, the pair of weights and one spread-out number fill most of the 32 registers of AVX-512 and of NEON. AVX2 and
 SSE have 16: there a tile has 6 rows. Numba's own language cannot say this: a loop over an array of sums becomes
-traffic with memory. LLVM's generic vectors compile for every machine; the one instruction named is `vpdpbusd`.
-
-A step of the int8 tile takes four inputs at once: four unsigned bytes of a row against four signed bytes of each
-column, summed into 32 bits. `vpdpbusd` does that, where there is one (AVX-512 VNNI, AVX-VNNI); elsewhere
-16-bit products do, with the same sums.
+traffic with memory. LLVM's generic vectors compile for every machine; what a step of narrower numbers than float32
+does, two or four inputs at once, is in `narrow.py`.
 
 Each sum is one accumulator that runs over the steps in order: a row's bits do not depend on the rows beside it.
 """
@@ -27,9 +24,9 @@ from numba import types
 
 from bakehouse_kernels.cpu.compile import intrinsic
 
-_BYTE, _SHORT, _INT, _LONG, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_BYTE, _INT, _LONG, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
-# Bytes of one number of a row and of one lane of a panel: a float32, or four int8.
+# Bytes of one number of a row and of one lane of a panel: a float32, two bfloat16 or four int8.
 STEP_BYTES = 4
 
 _N_VECTORS = 2
@@ -42,6 +39,7 @@ class TileShape:
     lanes: int
     max_rows: int
     has_byte_dot: bool
+    has_bfloat16_dot: bool
 
     @property
     def columns(self) -> int:
@@ -52,10 +50,17 @@ class TileShape:
 def shape_for(features: dict[str, bool]) -> TileShape:
     """The tile for a machine with these features, as LLVM names them."""
     if features.get("avx512f") and features.get("avx512bw"):
-        return TileShape(lanes=16, max_rows=12, has_byte_dot=features.get("avx512vnni", False))
+        return TileShape(
+            lanes=16,
+            max_rows=12,
+            has_byte_dot=features.get("avx512vnni", False),
+            has_bfloat16_dot=features.get("avx512bf16", False),
+        )
     if features.get("avx2") and features.get("fma"):
-        return TileShape(lanes=8, max_rows=6, has_byte_dot=features.get("avxvnni", False))
-    return TileShape(lanes=4, max_rows=12 if features.get("neon") else 6, has_byte_dot=False)
+        has_byte_dot = features.get("avxvnni", False)
+        return TileShape(lanes=8, max_rows=6, has_byte_dot=has_byte_dot, has_bfloat16_dot=False)
+    max_rows = 12 if features.get("neon") else 6
+    return TileShape(lanes=4, max_rows=max_rows, has_byte_dot=False, has_bfloat16_dot=False)
 
 
 SHAPE = shape_for(dict(llvmlite.binding.get_host_cpu_features()))
@@ -64,12 +69,27 @@ SHAPE = shape_for(dict(llvmlite.binding.get_host_cpu_features()))
 # From a builder, the sums so far, a number of a row and a vector of weights: the new sums.
 MultiplyAdd = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What a step multiplies: types of a number of a row and lane of a panel, of a sum, and the operation."""
+
+    element: ir.Type
+    total: ir.Type
+    multiply_add: MultiplyAdd
+
+
 # From a builder, a vector of sums, its row and first column in the tile, further arguments: the float32 result.
-_Finish = Callable[[ir.IRBuilder, ir.Value, int, int, list[ir.Value]], ir.Value]
+Finish = Callable[[ir.IRBuilder, ir.Value, int, int, list[ir.Value]], ir.Value]
 
 
 def float32_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of a float32 panel `[steps, columns]`.
+    """For compiled code, the tile of a float32 panel `[steps, columns]`, as `sums_tile` says."""
+    return sums_tile(shape, FLOAT32)
+
+
+def sums_tile(shape: TileShape, arithmetic: Arithmetic) -> Any:
+    """For compiled code, a tile whose results are the float32 sums themselves.
 
     `tile(n_rows, x, x_stride, panel, n_steps, out)`: addresses, and bytes from one row of `x` to the next; `panel`
     is aligned to its vectors, 1 ≤ `n_rows` ≤ `shape.max_rows`, 1 ≤ `n_steps`. Writes float32 `[n_rows, columns]`.
@@ -80,7 +100,7 @@ def float32_tile(shape: TileShape) -> Any:
 
     @intrinsic
     def tile(_typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 6), _generator(shape, _FLOAT, multiply_add, finish)
+        return types.void(*[types.int64] * 6), generator(shape, arithmetic, finish)
 
     return tile
 
@@ -102,7 +122,7 @@ def adding_tile(shape: TileShape) -> Any:
     def tile(
         _typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any, factor: Any
     ) -> Any:
-        generate = _generator(shape, _FLOAT, multiply_add, finish)
+        generate = generator(shape, FLOAT32, finish)
 
         def with_out(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
             *others, factor_address = arguments
@@ -116,6 +136,9 @@ def adding_tile(shape: TileShape) -> Any:
 def multiply_add(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
     """`sums + x * weights` of float32."""
     return builder.call(_fused(builder, sums.type), [spread(builder, x, sums.type.count), weights, sums])
+
+
+FLOAT32 = Arithmetic(element=_FLOAT, total=_FLOAT, multiply_add=multiply_add)
 
 
 def _fused(builder: ir.IRBuilder, vector: ir.VectorType) -> ir.Function:
@@ -137,73 +160,7 @@ def fetch_ahead(_typing: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-def int8_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of an int8 panel `[steps, columns, 4]` under rows of unsigned bytes.
-
-    `tile(n_rows, x, x_stride, panel, n_steps, out, row_scale, surplus, column_scale)` as `float32_tile`'s, then
-    the addresses of a float32 per row, an int32 and a float32 per column. Writes
-    `(sum - surplus) * (row_scale * column_scale)`. Sums wrap around: only that difference has to fit int32.
-    """
-    sums_type, float_type = ir.VectorType(_INT, shape.lanes), ir.VectorType(_FLOAT, shape.lanes)
-
-    def finish(builder: ir.IRBuilder, sums: ir.Value, r: int, column: int, further: list[ir.Value]) -> ir.Value:
-        row_scale, surplus, column_scale = further
-        exact = builder.sub(sums, load(builder, surplus, 4 * column, sums_type, align=4))
-        of_row = spread(builder, load(builder, row_scale, 4 * r, _FLOAT, align=4), shape.lanes)
-        scale = builder.fmul(of_row, load(builder, column_scale, 4 * column, float_type, align=4))
-        return builder.fmul(builder.sitofp(exact, float_type), scale)
-
-    @intrinsic
-    def tile(
-        _typing: Any,
-        n_rows: Any,
-        x: Any,
-        x_stride: Any,
-        panel: Any,
-        n_steps: Any,
-        out: Any,
-        row_scale: Any,
-        surplus: Any,
-        column_scale: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 9), _generator(shape, _INT, int8_multiply_add(shape), finish)
-
-    return tile
-
-
-def int8_multiply_add(shape: TileShape) -> MultiplyAdd:
-    """`sums` and, for each, four products of an unsigned byte of `x` and a signed one of `weights`."""
-    return _multiply_add_bytes if shape.has_byte_dot else _multiply_add_shorts
-
-
-def _multiply_add_bytes(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
-    lanes = sums.type.count
-    byte_type = ir.VectorType(_BYTE, 4 * lanes)
-    operation = declare(
-        builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", sums.type, [sums.type, byte_type, byte_type]
-    )
-    bytes_of_row = builder.bitcast(spread(builder, x, lanes), byte_type)
-    return builder.call(operation, [sums, bytes_of_row, builder.bitcast(weights, byte_type)])
-
-
-def _multiply_add_shorts(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
-    """Without `vpdpbusd`: bytes 0 and 2 of a lane, then 1 and 3, widened to 16 bits."""
-    lanes = sums.type.count
-    shorts, pairs = ir.VectorType(_SHORT, 2 * lanes), ir.VectorType(_INT, 2 * lanes)
-    eight = ir.Constant(shorts, [8] * 2 * lanes)
-    bytes_of_columns = builder.bitcast(weights, shorts)
-    for odd in (False, True):
-        column = builder.ashr(bytes_of_columns if odd else builder.shl(bytes_of_columns, eight), eight)
-        row = builder.and_(builder.lshr(x, _int(8)) if odd else x, _int(0x00FF00FF))
-        bytes_of_row = builder.bitcast(spread(builder, row, lanes), shorts)
-        products = builder.mul(builder.sext(bytes_of_row, pairs), builder.sext(column, pairs))
-        for half in (0, 1):  # LLVM makes one instruction of the two: `vpmaddwd`
-            every_second = ir.Constant(ir.VectorType(_INT, lanes), [2 * i + half for i in range(lanes)])
-            sums = builder.add(sums, builder.shuffle_vector(products, products, every_second))
-    return sums
-
-
-def _generator(shape: TileShape, element: ir.Type, multiply_add: MultiplyAdd, finish: _Finish) -> Any:
+def generator(shape: TileShape, arithmetic: Arithmetic, finish: Finish) -> Any:
     """What writes the instructions of a tile function: a loop for each number of rows, and which one to take."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
@@ -215,7 +172,7 @@ def _generator(shape: TileShape, element: ir.Type, multiply_add: MultiplyAdd, fi
             switch.add_case(_long(n), block)
         for n, block in enumerate(blocks, start=1):
             builder.position_at_end(block)
-            _write_loop(builder, shape, element, multiply_add, finish, n, others)
+            _write_loop(builder, shape, arithmetic, finish, n, others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -226,15 +183,15 @@ def _generator(shape: TileShape, element: ir.Type, multiply_add: MultiplyAdd, fi
 def _write_loop(
     builder: ir.IRBuilder,
     shape: TileShape,
-    element: ir.Type,
-    multiply_add: MultiplyAdd,
-    finish: _Finish,
+    arithmetic: Arithmetic,
+    finish: Finish,
     n_rows: int,
     arguments: list[ir.Value],
 ) -> None:
     """The loop over the steps of a tile with `n_rows`, and its results to memory."""
     x, x_stride, panel, n_steps, out, *further = arguments
-    vector = ir.VectorType(element, shape.lanes)
+    vector = ir.VectorType(arithmetic.element, shape.lanes)
+    sums_vector = ir.VectorType(arithmetic.total, shape.lanes)
     vector_bytes = STEP_BYTES * shape.lanes
     before = builder.block
     rows = [builder.add(x, builder.mul(x_stride, _long(r))) for r in range(n_rows)]
@@ -243,13 +200,13 @@ def _write_loop(
 
     builder.position_at_end(loop)
     step = builder.phi(_LONG)
-    sums = [[builder.phi(vector) for _ in range(_N_VECTORS)] for _ in range(n_rows)]
+    sums = [[builder.phi(sums_vector) for _ in range(_N_VECTORS)] for _ in range(n_rows)]
     address = builder.add(panel, builder.mul(step, _long(_N_VECTORS * vector_bytes)))
     weights = [load(builder, address, v * vector_bytes, vector, align=vector_bytes) for v in range(_N_VECTORS)]
     offset = builder.mul(step, _long(STEP_BYTES))
-    numbers = [load(builder, builder.add(row, offset), 0, element, align=STEP_BYTES) for row in rows]
+    numbers = [load(builder, builder.add(row, offset), 0, arithmetic.element, align=STEP_BYTES) for row in rows]
     new = [
-        [multiply_add(builder, sums[r][v], numbers[r], weights[v]) for v in range(_N_VECTORS)]
+        [arithmetic.multiply_add(builder, sums[r][v], numbers[r], weights[v]) for v in range(_N_VECTORS)]
         for r in range(n_rows)
     ]
     following = builder.add(step, _long(1))
@@ -257,7 +214,7 @@ def _write_loop(
     step.add_incoming(_long(0), before)
     step.add_incoming(following, loop)
     for r, v in itertools.product(range(n_rows), range(_N_VECTORS)):
-        sums[r][v].add_incoming(ir.Constant(vector, None), before)
+        sums[r][v].add_incoming(ir.Constant(sums_vector, None), before)
         sums[r][v].add_incoming(new[r][v], loop)
 
     builder.position_at_end(done)

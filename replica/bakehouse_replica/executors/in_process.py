@@ -106,7 +106,8 @@ def load_executor(
         available_bytes=available_memory_bytes(),
     )
     begun_at = perf_counter()
-    weights = load_weights(files, spec, dtype=dtype, device=device, rotated=settings.quantize == "int8")
+    # What products do not read stays float32; the kernels round the rest as they pack it.
+    weights = load_weights(files, spec, dtype=torch.float32, device=device, rotated=settings.quantize == "int8")
     loaded_at = perf_counter()
     capacity = Capacity(
         n_blocks=memory.n_blocks,

@@ -17,6 +17,8 @@ _DEFAULT_KV_SHARE = 0.25
 _WORKING_BYTES = 768 * 1024**2
 # Beside its 8-bit weights an output has a scale (float32) and the sum of those weights (int32).
 _OUTPUT_BYTES = 8
+# The embedding is float32 whatever the products multiply, and so are keys and values.
+_FLOAT_BYTES = 4
 
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
@@ -50,6 +52,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Weights, and KV cache within `kv_memory_bytes` (None: a quarter of what the weights leave, at most 1 GiB).
 
+    `dtype` is that of packed weights, where they are not quantised; keys and values are float32.
     Raises `StartupError` with the numbers where the memory does not suffice, or where the cache cannot hold one
     sequence of `max_model_len` tokens.
     """
@@ -69,7 +72,7 @@ def plan_memory(
         n_layers=spec.n_layers,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        element_bytes=dtype.itemsize,
+        element_bytes=_FLOAT_BYTES,
         block_size=block_size,
     )
     n_blocks = plan_blocks(shape, budget_bytes=budget_bytes, max_model_len=max_model_len)
@@ -81,8 +84,8 @@ def _weight_bytes(spec: ModelSpec, dtype: torch.dtype, quantize: Literal["none",
     n_embedding = spec.hidden_size * spec.vocabulary_size
     n_packed = spec.n_parameters - (0 if spec.has_tied_head else n_embedding)
     if quantize == "none":
-        return (n_embedding + n_packed) * dtype.itemsize
-    return n_embedding * dtype.itemsize + n_packed + spec.n_outputs * _OUTPUT_BYTES
+        return n_embedding * _FLOAT_BYTES + n_packed * dtype.itemsize
+    return n_embedding * _FLOAT_BYTES + n_packed + spec.n_outputs * _OUTPUT_BYTES
 
 
 def choose_max_model_len(context_length: int, asked: int | None) -> int:

@@ -1,10 +1,10 @@
-"""A decoder whose products are of 8 bits: what it computes, and that neighbours change nothing of it."""
+"""A decoder whose products are of fewer bits: what it computes, and that neighbours change nothing of it."""
 
 import pytest
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_kernels.reference import QuantisedReferenceOps, ReferenceOps
+from bakehouse_kernels.reference import QuantisedReferenceOps, ReferenceOps, RoundedReferenceOps
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, load_weights
 from decoding import CPU, load, open_model, paged_logits
@@ -14,18 +14,28 @@ LONG = [(7 * position + 3) % 320 for position in range(70)]
 SEQUENCES = [[5, 9, 200, 31, 7, 7, 18], LONG, [300, 2, 3], [1]]
 
 
-@pytest.fixture(scope="module")
-def served() -> Ops:
-    return select_ops(CPU, torch.float32, 1, quantize="int8")
+ORACLES = {"bfloat16": RoundedReferenceOps(), "int8": QuantisedReferenceOps()}
+
+
+@pytest.fixture(scope="module", params=ORACLES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSpec, DecoderWeights]:
-    """With biases, and rotated as a served model is."""
-    folder = tmp_path_factory.mktemp("int8")
+def served(kind: str) -> Ops:
+    if kind == "int8":
+        return select_ops(CPU, torch.float32, 1, quantize="int8")
+    return select_ops(CPU, torch.bfloat16, 1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, kind: str) -> tuple[ModelSpec, DecoderWeights]:
+    """With biases, and in int8 rotated as a served model is."""
+    folder = tmp_path_factory.mktemp(kind)
     files = open_model(write_tiny_llama(folder / "tiny", attention_bias=True, mlp_bias=True), folder / "cache")
     spec, _ = load(files)
-    return spec, load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=True)
+    return spec, load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=kind == "int8")
 
 
 def distance(tiny: tuple[ModelSpec, DecoderWeights], one: Ops, other: Ops, sequences: list[list[int]]) -> float:
@@ -35,8 +45,10 @@ def distance(tiny: tuple[ModelSpec, DecoderWeights], one: Ops, other: Ops, seque
     return float(torch.stack(gaps).mean())
 
 
-def test_served_logits_are_those_of_the_definition(tiny: tuple[ModelSpec, DecoderWeights], served: Ops) -> None:
-    from_definition = distance(tiny, served, QuantisedReferenceOps(), SEQUENCES)
+def test_served_logits_are_those_of_the_definition(
+    tiny: tuple[ModelSpec, DecoderWeights], served: Ops, kind: str
+) -> None:
+    from_definition = distance(tiny, served, ORACLES[kind], SEQUENCES)
     from_float32 = distance(tiny, served, ReferenceOps(), SEQUENCES)
     print(f"mean distance from the definition {from_definition:.1e}, from float32 {from_float32:.1e}")
     # Sums in another order may round a number of a row the other way, rarely.
