@@ -32,7 +32,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file; fl
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens; the model's own by default.")]
 KvMemory = Annotated[str | None, typer.Option(help="KV cache of one replica, as 512MiB or 2GB.")]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, or bfloat16 for matrix products of half the bits; auto: float32.")
+]
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]

@@ -5,8 +5,9 @@ from typing import TypeVar
 import numba
 import numpy as np
 import pytest
-from bakehouse_kernels.cpu.narrow import bfloat16_tile, int8_tile
-from bakehouse_kernels.cpu.tile import TileShape, float32_tile, shape_for
+from bakehouse_kernels.cpu.finish import finish_tile
+from bakehouse_kernels.cpu.narrow import bfloat16_arithmetic, int8_arithmetic
+from bakehouse_kernels.cpu.tile import TileShape, float32_tile, shape_for, sums_tile
 from numpy.typing import NDArray
 
 # AVX-512 without VNNI, AVX2, and SSE or NEON: vectors wider than this machine's are split by the compiler.
@@ -69,11 +70,11 @@ def test_float32_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None
 
 @pytest.mark.parametrize("shape", OTHERS)
 def test_bfloat16_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
-    tile = bfloat16_tile(shape)
+    tile = sums_tile(shape, bfloat16_arithmetic(shape))
 
     @numba.njit
     def run(n_rows, x, stride, panel, n_steps, out):  # type: ignore[no-untyped-def]
-        tile(n_rows, x, stride, panel, n_steps, out)
+        tile(n_rows, x, stride, panel, n_steps, out, panel)
 
     generator = np.random.default_rng(7)
     weight = generator.integers(-50, 50, (N_STEPS, shape.columns, 2)).astype(np.float32)
@@ -93,28 +94,58 @@ def upper_halves(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 @pytest.mark.parametrize("shape", OTHERS)
 def test_int8_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
-    tile = int8_tile(shape)
+    tile = sums_tile(shape, int8_arithmetic(shape))
 
     @numba.njit
-    def run(n_rows, x, stride, panel, n_steps, out, row_scale, surplus, column_scale):  # type: ignore[no-untyped-def]
-        tile(n_rows, x, stride, panel, n_steps, out, row_scale, surplus, column_scale)
+    def run(n_rows, x, stride, panel, n_steps, out):  # type: ignore[no-untyped-def]
+        tile(n_rows, x, stride, panel, n_steps, out, panel)
 
     generator = np.random.default_rng(7)
     weight = generator.integers(-127, 128, (N_STEPS, shape.columns, 4)).astype(np.int8)
-    weight[
-        :2
-    ] = -127  # with 255 the largest products of either sign, which saturate where 16 bits hold a sum of two
+    # With 255 the largest products of either sign, which saturate where 16 bits hold a sum of two.
+    weight[:2] = -127
     weight[2:4] = 127
     panel = aligned(weight)
     columns = weight.transpose(0, 2, 1).reshape(4 * N_STEPS, shape.columns).astype(np.int64)
-    surplus = generator.integers(-1000, 1000, shape.columns).astype(np.int32)
-    column_scale = (2.0 ** generator.integers(-3, 3, shape.columns)).astype(np.float32)
     for n_rows in range(1, shape.max_rows + 1):
         x = generator.integers(0, 256, (n_rows, 4 * N_STEPS)).astype(np.uint8)
         x[0] = 255
-        row_scale = (2.0 ** generator.integers(-3, 3, n_rows)).astype(np.float32)
-        out = np.empty((n_rows, shape.columns), np.float32)
-        addresses = (array.ctypes.data for array in (row_scale, surplus, column_scale))
-        run(n_rows, x.ctypes.data, x.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data, *addresses)
-        wanted = (x.astype(np.int64) @ columns - surplus) * row_scale.astype(np.float64)[:, None] * column_scale
-        np.testing.assert_array_equal(out, wanted)
+        out = np.empty((n_rows, shape.columns), np.int32)
+        run(n_rows, x.ctypes.data, x.strides[0], panel.ctypes.data, N_STEPS, out.ctypes.data)
+        np.testing.assert_array_equal(out, x.astype(np.int64) @ columns)
+
+
+@pytest.mark.parametrize("shape", OTHERS)
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("is_added", [False, True])
+def test_what_follows_the_sums_on_other_machines(
+    shape: TileShape, is_int8: bool, is_gated: bool, is_added: bool
+) -> None:
+    finish = finish_tile(shape, is_int8=is_int8, is_gated=is_gated)
+
+    @numba.njit
+    def run(n_rows, sums, out, stride, bias, up_bias, added, row_scale, surplus, column_scale):  # type: ignore[no-untyped-def]
+        finish(n_rows, sums, out, stride, bias, up_bias, added, row_scale, surplus, column_scale)
+
+    generator, n_rows, half = np.random.default_rng(7), 3, shape.lanes
+    integers = generator.integers(-99, 99, (n_rows, shape.columns))
+    surplus = generator.integers(-99, 99, shape.columns).astype(np.int32)
+    row_scale = (2.0 ** generator.integers(-3, 0, n_rows)).astype(np.float32)
+    column_scale = (2.0 ** generator.integers(-3, 0, shape.columns)).astype(np.float32)
+    bias = generator.integers(-9, 9, shape.columns).astype(np.float32)
+    sums = integers.astype(np.int32 if is_int8 else np.float32)
+    n_columns = half if is_gated else shape.columns
+    before = generator.integers(-9, 9, (n_rows, n_columns + 1)).astype(np.float32)
+    out = before.copy()
+    arrays = (array.ctypes.data for array in (row_scale, surplus, column_scale))
+    biases = bias.ctypes.data, bias[half:].ctypes.data
+    run(n_rows, sums.ctypes.data, out.ctypes.data, out.strides[0], *biases, int(is_added), *arrays)
+    scaled = (integers - surplus) * row_scale[:, None].astype(np.float64) * column_scale if is_int8 else integers
+    wanted = scaled + bias
+    if is_gated:
+        wanted = wanted[:, :half] / (1 + np.exp(-wanted[:, :half])) * wanted[:, half:]
+        np.testing.assert_allclose(out[:, :-1], wanted, rtol=1e-6, atol=1e-33)
+    else:
+        np.testing.assert_array_equal(out[:, :-1], wanted + (before[:, :-1] if is_added else 0))
+    np.testing.assert_array_equal(out[:, -1], before[:, -1])

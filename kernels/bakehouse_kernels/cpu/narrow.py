@@ -8,22 +8,9 @@ int8: four unsigned bytes of a row against four signed bytes of each column, sum
 that, where there is one (AVX-512 VNNI, AVX-VNNI); elsewhere 16-bit products do, with the same sums.
 """
 
-from typing import Any
-
 from llvmlite import ir
-from numba import types
 
-from bakehouse_kernels.cpu.compile import intrinsic
-from bakehouse_kernels.cpu.tile import (
-    FLOAT32,
-    Arithmetic,
-    TileShape,
-    declare,
-    generator,
-    load,
-    spread,
-    sums_tile,
-)
+from bakehouse_kernels.cpu.tile import FLOAT32, Arithmetic, TileShape, declare, spread
 
 _BYTE, _SHORT, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 
@@ -39,14 +26,6 @@ class _BFloat16(ir.Type):  # type: ignore[misc]  # llvmlite has no hints
 
     def __hash__(self) -> int:
         return hash(_BFloat16)
-
-
-def bfloat16_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of a bfloat16 panel `[steps, columns, 2]` under rows of bfloat16.
-
-    See `sums_tile`.
-    """
-    return sums_tile(shape, bfloat16_arithmetic(shape))
 
 
 def bfloat16_arithmetic(shape: TileShape) -> Arithmetic:
@@ -80,40 +59,6 @@ def _multiply_add_halves(builder: ir.IRBuilder, sums: ir.Value, x: ir.Value, wei
             builder, sums, builder.bitcast(number, _FLOAT), builder.bitcast(column, sums.type)
         )
     return sums
-
-
-def int8_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of an int8 panel `[steps, columns, 4]` under rows of unsigned bytes.
-
-    `tile(n_rows, x, x_stride, panel, n_steps, out, row_scale, surplus, column_scale)` as `float32_tile`'s, then
-    the addresses of a float32 per row, an int32 and a float32 per column. Writes
-    `(sum - surplus) * (row_scale * column_scale)`. Sums wrap around: only that difference has to fit int32.
-    """
-    sums_type, float_type = ir.VectorType(_INT, shape.lanes), ir.VectorType(_FLOAT, shape.lanes)
-
-    def finish(builder: ir.IRBuilder, sums: ir.Value, r: int, column: int, further: list[ir.Value]) -> ir.Value:
-        row_scale, surplus, column_scale = further
-        exact = builder.sub(sums, load(builder, surplus, 4 * column, sums_type, align=4))
-        of_row = spread(builder, load(builder, row_scale, 4 * r, _FLOAT, align=4), shape.lanes)
-        scale = builder.fmul(of_row, load(builder, column_scale, 4 * column, float_type, align=4))
-        return builder.fmul(builder.sitofp(exact, float_type), scale)
-
-    @intrinsic
-    def tile(
-        _typing: Any,
-        n_rows: Any,
-        x: Any,
-        x_stride: Any,
-        panel: Any,
-        n_steps: Any,
-        out: Any,
-        row_scale: Any,
-        surplus: Any,
-        column_scale: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 9), generator(shape, int8_arithmetic(shape), finish)
-
-    return tile
 
 
 def int8_arithmetic(shape: TileShape) -> Arithmetic:

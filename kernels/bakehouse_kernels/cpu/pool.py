@@ -148,7 +148,7 @@ def shared(kernel: Callable[P, None]) -> Callable[Concatenate[Cells, P], None]:
         while n_others > 0 and _begin_share(cells):
             of_any_arguments(*call)
             _add(cells, _DONE, 1)
-        _wait(cells, n_others)
+        _wait(cells, _DONE, n_others)
 
     return cast("Callable[Concatenate[Cells, P], None]", share_out)
 
@@ -162,10 +162,10 @@ def _wake(cells: Cells, n_wanted: int) -> None:
 
 
 @register_jitable
-def _wait(cells: Cells, n_shares: int) -> None:
-    """Until so many shares have ended."""
+def _wait(cells: Cells, place: int, n: int) -> None:
+    """Until `cells[place]` has come to n."""
     n_looks = 0
-    while _look(cells, _DONE) < n_shares:
+    while _look(cells, place) < n:
         n_looks += 1
         if n_looks < _PATIENT_LOOKS:
             _pause()
@@ -221,6 +221,18 @@ def take(_typing: Any, counter: Any, n: Any) -> Any:
         return builder.atomic_rmw("add", array.data, args[1], "monotonic")
 
     return types.int64(counter, types.int64), generate
+
+
+@register_jitable
+def report(counter: NDArray[np.int64], n: int) -> None:
+    """For compiled code: n more items have ended; `counter` is int64 `[0]` at first."""
+    _add(counter, 0, n)
+
+
+@register_jitable
+def wait_for(counter: NDArray[np.int64], n: int) -> None:
+    """For compiled code: until n items have been reported, by threads that were in the midst of the last ones."""
+    _wait(counter, 0, n)
 
 
 class Crew:

@@ -9,14 +9,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from bakehouse_kernels.cpu.exponential import LN_2, LOG2_E, SERIES, SMALLEST_EXPONENT
-from bakehouse_kernels.cpu.tile import TileShape, declare, load, spread
+from bakehouse_kernels.cpu.exponential import exp_of_negatives
+from bakehouse_kernels.cpu.tile import TileShape, load, spread
 
 _INT, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _LOWEST = -3.4028234663852886e38
-
-# Adding this to a float32 below 2^22 leaves its nearest integer in the lowest bits.
-_ROUNDER = 12582912.0
 
 
 def softmax_step(shape: TileShape) -> Any:
@@ -74,14 +71,14 @@ def softmax_step(shape: TileShape) -> Any:
 
         def weigh(sums: ir.Value, address: ir.Value, is_visible: ir.Value) -> ir.Value:
             score = load(builder, address, 0, floats, align=4)
-            weight = _exp(builder, builder.fsub(score, peak_vector))
+            weight = exp_of_negatives(builder, builder.fsub(score, peak_vector))
             weight = builder.select(is_visible, weight, ir.Constant(floats, None))
             builder.store(weight, builder.inttoptr(address, floats.as_pointer()), align=4)
             return builder.fadd(sums, weight)
 
         sums = vectors(weigh, ir.Constant(floats, None))
         shrink = builder.extract_element(
-            _exp(builder, spread(builder, builder.fsub(old, peak), lanes)), ir.Constant(_INT, 0)
+            exp_of_negatives(builder, spread(builder, builder.fsub(old, peak), lanes)), ir.Constant(_INT, 0)
         )
         before = builder.fmul(load(builder, total, 0, _FLOAT, align=4), shrink)
         _store(builder, builder.fadd(before, _folded(builder, sums, ir.IRBuilder.fadd)), total)
@@ -104,31 +101,6 @@ def softmax_step(shape: TileShape) -> Any:
         return types.void(*[types.int64] * 8), generate
 
     return step
-
-
-def _exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """As `exponential.exp_of_negative`, of a vector; NaN of NaN."""
-    vector = x.type
-
-    def constant(value: float) -> ir.Constant:
-        return ir.Constant(vector, [value] * vector.count)
-
-    fused = declare(builder, f"llvm.fmuladd.v{vector.count}f32", vector, [vector] * 3)
-    exponent = builder.fmul(x, constant(LOG2_E))
-    is_small = builder.fcmp_ordered("<", exponent, constant(SMALLEST_EXPONENT))
-    exponent = builder.select(is_small, constant(SMALLEST_EXPONENT), exponent)
-    shifted = builder.fadd(exponent, constant(_ROUNDER))
-    whole = builder.fsub(shifted, constant(_ROUNDER))
-    r = builder.fmul(builder.fsub(exponent, whole), constant(LN_2))
-    series = constant(SERIES[0])
-    for coefficient in SERIES[1:]:
-        series = builder.call(fused, [series, r, constant(coefficient)])
-    # The integer in the exponent bits of a float32, above 1.0's, is 2^whole.
-    ints = ir.VectorType(_INT, vector.count)
-    bits = builder.shl(builder.bitcast(shifted, ints), ir.Constant(ints, [23] * vector.count))
-    one = ir.Constant(ints, [0x3F800000] * vector.count)
-    power = builder.bitcast(builder.add(bits, one), vector)
-    return builder.fmul(series, power)
 
 
 def _higher(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:

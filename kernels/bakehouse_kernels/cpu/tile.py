@@ -29,6 +29,8 @@ _BYTE, _INT, _LONG, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.F
 # Bytes of one number of a row and of one lane of a panel: a float32, two bfloat16 or four int8.
 STEP_BYTES = 4
 
+LINE_BYTES = 64  # of the caches
+
 _N_VECTORS = 2
 
 
@@ -79,30 +81,44 @@ class Arithmetic:
     multiply_add: MultiplyAdd
 
 
-# From a builder, a vector of sums, its row and first column in the tile, further arguments: the float32 result.
-Finish = Callable[[ir.IRBuilder, ir.Value, int, int, list[ir.Value]], ir.Value]
+# From a builder, a vector of sums, its row and first column in the tile, further arguments: what is written.
+_Finish = Callable[[ir.IRBuilder, ir.Value, int, int, list[ir.Value]], ir.Value]
 
 
 def float32_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of a float32 panel `[steps, columns]`, as `sums_tile` says."""
-    return sums_tile(shape, FLOAT32)
-
-
-def sums_tile(shape: TileShape, arithmetic: Arithmetic) -> Any:
-    """For compiled code, a tile whose results are the float32 sums themselves.
+    """For compiled code, the tile of a float32 panel `[steps, columns]`.
 
     `tile(n_rows, x, x_stride, panel, n_steps, out)`: addresses, and bytes from one row of `x` to the next; `panel`
     is aligned to its vectors, 1 ≤ `n_rows` ≤ `shape.max_rows`, 1 ≤ `n_steps`. Writes float32 `[n_rows, columns]`.
     """
 
-    def finish(builder: ir.IRBuilder, sums: ir.Value, r: int, column: int, further: list[ir.Value]) -> ir.Value:
-        return sums
-
     @intrinsic
     def tile(_typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 6), generator(shape, arithmetic, finish)
+        return types.void(*[types.int64] * 6), _generator(shape, FLOAT32, _as_they_are)
 
     return tile
+
+
+def sums_tile(shape: TileShape, arithmetic: Arithmetic) -> Any:
+    """As `float32_tile` in any arithmetic; writes the sums as that has them.
+
+    `tile(n_rows, x, x_stride, panel, n_steps, out, ahead)`: each step asks for one line of the memory from `ahead`
+    on, wherever that lies, to be brought into the second-level cache.
+    """
+
+    @intrinsic
+    def tile(
+        _typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any, ahead: Any
+    ) -> Any:
+        return types.void(*[types.int64] * 7), _generator(shape, arithmetic, _as_they_are, fetches=True)
+
+    return tile
+
+
+def _as_they_are(
+    _builder: ir.IRBuilder, sums: ir.Value, _r: int, _column: int, _further: list[ir.Value]
+) -> ir.Value:
+    return sums
 
 
 def adding_tile(shape: TileShape) -> Any:
@@ -122,7 +138,7 @@ def adding_tile(shape: TileShape) -> Any:
     def tile(
         _typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any, factor: Any
     ) -> Any:
-        generate = generator(shape, FLOAT32, finish)
+        generate = _generator(shape, FLOAT32, finish)
 
         def with_out(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
             *others, factor_address = arguments
@@ -151,16 +167,20 @@ def fetch_ahead(_typing: Any, address: Any) -> Any:
     """For compiled code: have the line of memory at `address` brought into the second-level cache."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        pointer = _BYTE.as_pointer()
-        operation = declare(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, _INT, _INT, _INT])
-        reads, near, of_data = _int(0), _int(2), _int(1)
-        builder.call(operation, [builder.inttoptr(arguments[0], pointer), reads, near, of_data])
+        _fetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
-def generator(shape: TileShape, arithmetic: Arithmetic, finish: Finish) -> Any:
+def _fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    pointer = _BYTE.as_pointer()
+    operation = declare(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, _INT, _INT, _INT])
+    reads, near, of_data = _int(0), _int(2), _int(1)
+    builder.call(operation, [builder.inttoptr(address, pointer), reads, near, of_data])
+
+
+def _generator(shape: TileShape, arithmetic: Arithmetic, finish: _Finish, *, fetches: bool = False) -> Any:
     """What writes the instructions of a tile function: a loop for each number of rows, and which one to take."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
@@ -172,7 +192,7 @@ def generator(shape: TileShape, arithmetic: Arithmetic, finish: Finish) -> Any:
             switch.add_case(_long(n), block)
         for n, block in enumerate(blocks, start=1):
             builder.position_at_end(block)
-            _write_loop(builder, shape, arithmetic, finish, n, others)
+            _write_loop(builder, shape, arithmetic, finish, n, others, fetches)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -184,9 +204,10 @@ def _write_loop(
     builder: ir.IRBuilder,
     shape: TileShape,
     arithmetic: Arithmetic,
-    finish: Finish,
+    finish: _Finish,
     n_rows: int,
     arguments: list[ir.Value],
+    fetches: bool,
 ) -> None:
     """The loop over the steps of a tile with `n_rows`, and its results to memory."""
     x, x_stride, panel, n_steps, out, *further = arguments
@@ -204,6 +225,9 @@ def _write_loop(
     address = builder.add(panel, builder.mul(step, _long(_N_VECTORS * vector_bytes)))
     weights = [load(builder, address, v * vector_bytes, vector, align=vector_bytes) for v in range(_N_VECTORS)]
     offset = builder.mul(step, _long(STEP_BYTES))
+    if fetches:
+        (ahead,) = further
+        _fetch(builder, builder.add(ahead, builder.mul(step, _long(LINE_BYTES))))
     numbers = [load(builder, builder.add(row, offset), 0, arithmetic.element, align=STEP_BYTES) for row in rows]
     new = [
         [arithmetic.multiply_add(builder, sums[r][v], numbers[r], weights[v]) for v in range(_N_VECTORS)]
@@ -220,13 +244,17 @@ def _write_loop(
     builder.position_at_end(done)
     for r, v in itertools.product(range(n_rows), range(_N_VECTORS)):
         result = finish(builder, new[r][v], r, v * shape.lanes, further)
-        address = builder.add(out, _long((r * _N_VECTORS + v) * vector_bytes))
-        builder.store(result, builder.inttoptr(address, result.type.as_pointer()), align=STEP_BYTES)
+        store(builder, result, out, (r * _N_VECTORS + v) * vector_bytes)
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, offset: int, kind: ir.Type, *, align: int) -> ir.Value:
     pointer = builder.inttoptr(builder.add(address, _long(offset)), kind.as_pointer())
     return builder.load(pointer, align=align)
+
+
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, offset: int) -> None:
+    pointer = builder.inttoptr(builder.add(address, _long(offset)), value.type.as_pointer())
+    builder.store(value, pointer, align=4)
 
 
 def spread(builder: ir.IRBuilder, number: ir.Value, lanes: int) -> ir.Value:
