@@ -224,13 +224,13 @@ def take(_typing: Any, counter: Any, n: Any) -> Any:
 
 
 @register_jitable
-def report(counter: NDArray[np.int64], n: int) -> None:
+def report(counter: Cells, n: int) -> None:
     """For compiled code: n more items have ended; `counter` is int64 `[0]` at first."""
     _add(counter, 0, n)
 
 
 @register_jitable
-def wait_for(counter: NDArray[np.int64], n: int) -> None:
+def wait_for(counter: Cells, n: int) -> None:
     """For compiled code: until n items have been reported, by threads that were in the midst of the last ones."""
     _wait(counter, 0, n)
 
