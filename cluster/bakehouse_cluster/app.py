@@ -23,9 +23,12 @@ DRAIN_POLL_S = 0.2
 # By default Serve gives its HTTP server, our code and the router of our handle an event loop each, in a thread
 # each: every frame changes threads. On one loop, uvloop's, a token of 64 streams costs a gateway 82 us and not 100
 # (two cores). In return nothing of ours may block it; what takes long runs in threads and processes of its own.
-# Not in the replicas, which load their model in the constructor, and not for all of Ray: a handle whose router has
-# no loop of its own cannot be used where none runs, as in a task that calls `bakehouse.connect`.
+# Not for all of Ray: a handle whose router has no loop of its own cannot be used where none runs, as in a task that
+# calls `bakehouse.connect`.
 ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+# Gateways and replicas talk by Serve's gRPC, which by default refuses messages above 4 MiB: the log-probabilities of
+# a long prompt are more. Ray's own calls have no such limit either.
+ANY_SIZE = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
 # The replicas own the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -45,7 +48,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     # OpenMP's threads must not spin between products: the gateway and Numba's threads need the same cores. Where
     # both cores were busy, a step of 32 sequences took 502 ms without spinning and 2,796 ms with it; on a quiet
     # machine it makes no difference (168 and 166 ms).
-    env_vars = {"OMP_WAIT_POLICY": "passive"}
+    env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(config.replica.threads)
@@ -75,7 +78,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
 
 
 def _gateway_deployment(config: Config) -> serve.Deployment:
-    env_vars = ONE_THREAD | (ONE_LOOP if config.gateway.one_loop else {})
+    env_vars = ONE_THREAD | ANY_SIZE | (ONE_LOOP if config.gateway.one_loop else {})
     return serve.deployment(
         name="Gateway",
         num_replicas=config.server.gateways,

@@ -5,6 +5,7 @@ once more. Who scales by ongoing calls leaves room for the gateways; a drain wai
 gateway closes it, which it does once none of its requests is left here.
 """
 
+import asyncio
 import logging
 import os
 import threading
@@ -17,7 +18,9 @@ from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
+from bakehouse_replica.engine import Engine
 from bakehouse_replica.logs import write_to_serve_log
+from bakehouse_replica.service import ReplicaService
 from bakehouse_replica.settings import ReplicaSettings
 
 logger = logging.getLogger(__name__)
@@ -33,14 +36,11 @@ class ReplicaActor:
     process in milliseconds where streams run, and starts another one.
     """
 
-    def __init__(self, settings: ReplicaSettings) -> None:
-        # Loads torch and numba, which a process that only deploys this class need not wait for.
-        from bakehouse_replica.build import build_engine
-        from bakehouse_replica.service import ReplicaService
-
+    async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         write_to_serve_log("bakehouse_replica")
         replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
+        # In a thread, as it takes minutes for a large model, and Serve's own calls may come on the same loop.
+        self._engine = await asyncio.to_thread(_build_engine, settings, replica_id)
         self._service = ReplicaService(self._engine)
         self._engine.start()
 
@@ -79,6 +79,13 @@ class ReplicaActor:
         """Raises where this replica cannot serve any more; Serve then replaces it."""
         if self._engine.failure is not None:
             raise EngineDead(self._engine.failure)
+
+
+def _build_engine(settings: ReplicaSettings, replica_id: str) -> Engine:
+    # Loads torch and numba, which a process that only deploys this class need not wait for.
+    from bakehouse_replica.build import build_engine
+
+    return build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
 
 
 def _exit_soon(reason: str) -> None:

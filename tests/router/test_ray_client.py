@@ -20,6 +20,8 @@ from bakehouse_replica.core.types import (
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
 from bakehouse_router.ray_client import KvAwareRouter, RayCalls
 from bakehouse_router.streaming_client import StreamingClient
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.replica_result import ReplicaResult
@@ -272,8 +274,8 @@ class Handle:
         self.n_asked = 0
         self.is_asked = asyncio.Event()
 
-    def options(self, *, method_name: str, stream: bool) -> "Handle":
-        assert method_name in ("generate", "serve", "subscribe")
+    def options(self, *, method_name: str = "", stream: bool = True, _by_reference: bool = True) -> "Handle":
+        assert method_name in ("", "generate", "serve", "subscribe")
         assert stream
         return self
 
@@ -325,6 +327,11 @@ def from_replica(cause: Exception) -> BaseException:
             ActorUnavailableError("gone", None),
             EngineDead("the replica was lost: ActorUnavailableError"),
             id="the connection",
+        ),
+        pytest.param(
+            AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata()),
+            EngineDead("the call to the replica has failed: CANCELLED"),
+            id="gRPC",
         ),
         pytest.param(
             DeploymentUnavailableError(DEPLOYMENT),
