@@ -17,17 +17,17 @@ MAX_ONGOING_REQUESTS = 4096
 HEALTH_CHECK_PERIOD_S = 1.0
 # A prefill step on a busy laptop may hold the process's lock for a while; three missed seconds would kill it.
 HEALTH_CHECK_TIMEOUT_S = 15.0
-ROUTING_STATS_PERIOD_S = 0.25
+ROUTING_STATS_PERIOD_S = 0.5
 ROUTING_STATS_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
 # By default Serve gives its HTTP server, our code and the router of our handle an event loop each, in a thread
 # each: every frame changes threads. On one loop, uvloop's, a token of 64 streams costs a gateway 82 us and not 100
 # (two cores). In return nothing of ours may block it; what takes long runs in threads and processes of its own.
-# Not for all of Ray: a handle whose router has no loop of its own cannot be used where none runs, as in a task that
-# calls `bakehouse.connect`.
+# Not for all of Ray: a handle whose router has no loop of its own cannot be used where none runs, as in a task
+# that calls `bakehouse.connect`.
 ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
-# Gateways and replicas talk by Serve's gRPC, which by default refuses messages above 4 MiB: the log-probabilities of
-# a long prompt are more. Ray's own calls have no such limit either.
+# Gateways and replicas talk by Serve's gRPC, which by default refuses messages above 4 MiB: the log-probabilities
+# of a long prompt are more. Ray's own calls have no such limit either.
 ANY_SIZE = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
 # The replicas own the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -3,8 +3,8 @@
 A real Serve with one replica on the fake executor, paced at a token per stream every 8 ms, and one consumer in the
 place of a gateway that reads deltas and does nothing with them. Prints, for each client and number of streams,
 messages per second through Ray, tokens per second, and CPU milliseconds per token of both processes; the last
-column leaves out what the engine alone spends on a token, measured before. Serve reads its flags when it is
-imported, so each set of flags runs in a process of its own.
+column leaves out what the engine alone spends on a token, measured before. Flags are those of replica and
+consumer, as `bakehouse_cluster.app` gives them; each set has a Ray of its own.
 
 PYTHONPATH=cluster:replica:kernels:router python cluster/benchmarks/data_plane.py [FLAGS ...]
 """
@@ -25,6 +25,7 @@ from typing import Literal
 
 import psutil
 import ray
+from bakehouse_cluster.app import ONE_LOOP
 from bakehouse_replica.actor import ReplicaActor
 from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.sampling import SamplingParams
@@ -38,11 +39,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 FLAGS: dict[str, dict[str, str]] = {
-    "default": {},
-    "same loops": {
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    },
+    "off": {},
+    "one loop": ONE_LOOP,  # as `bakehouse serve` does
     "throughput": {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"},
 }
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_WAIT_POLICY": "passive"}
@@ -186,16 +184,19 @@ class MeasuredReplica(ReplicaActor):
         return os.getpid()
 
 
-async def _measure_all() -> None:
-    """Prints the lines of one set of flags: those of this process's environment."""
+async def _measure_all(flags: dict[str, str]) -> None:
+    """Prints the lines of one set of flags."""
+    runtime_env = {"env_vars": flags}
     replica = serve.deployment(
         name="Replica",
         max_ongoing_requests=4096,
         request_router_config=RequestRouterConfig.model_validate({"request_router_class": KvAwareRouter}),
         logging_config={"enable_access_log": False},
-        ray_actor_options={"num_cpus": 0.5},
+        ray_actor_options={"num_cpus": 0.5, "runtime_env": runtime_env},
     )(MeasuredReplica)
-    consumer = serve.deployment(name="Consumer", ray_actor_options={"num_cpus": 0.1})(Consumer)
+    consumer = serve.deployment(name="Consumer", ray_actor_options={"num_cpus": 0.1, "runtime_env": runtime_env})(
+        Consumer
+    )
     handle = serve.run(consumer.bind(replica.bind(SETTINGS)), name="data-plane", route_prefix=None)
     pid = await serve.get_deployment_handle("Replica", "data-plane").pid.remote()
     await handle.begin.remote()
@@ -206,7 +207,7 @@ async def _measure_all() -> None:
             print(json.dumps({"client": kind, "streams": n_streams, "alone_ms": alone_ms, **asdict(reading)}))
 
 
-def _run_child() -> None:
+def _run_child(flags: dict[str, str]) -> None:
     folder = tempfile.mkdtemp(prefix="bh", dir="/tmp")  # short: socket paths end at 107 characters
     ray.init(
         address="local",
@@ -218,7 +219,7 @@ def _run_child() -> None:
         _temp_dir=folder,
     )
     try:
-        asyncio.run(_measure_all())
+        asyncio.run(_measure_all(flags))
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
@@ -232,8 +233,8 @@ def main(names: list[str]) -> None:
     )
     for name in names or FLAGS:
         said = subprocess.run(
-            [sys.executable, __file__, "child"],
-            env=os.environ | ENVIRONMENT | FLAGS[name],
+            [sys.executable, __file__, "child", name],
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=True,
@@ -251,7 +252,7 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["child"]:
-        _run_child()
+    if sys.argv[1:2] == ["child"]:
+        _run_child(FLAGS[sys.argv[2]])
     else:
         main(sys.argv[1:])

@@ -14,10 +14,11 @@ from bakehouse_replica.core.step_message import Received, ReturnAddress, StepMes
 from bakehouse_replica.core.types import TokenDelta
 from bakehouse_replica.mailbox import Letter, put_merged
 
-# By default Serve takes a message off our hands at once and queues it without bound, however slow Ray is (1.2 ms
-# of CPU each, both processes together); only what still waits here merges. So messages are at least this far
-# apart, which holds up no step of 2 ms or more, and at most so many are on their way that the gateway has not told
-# to have: 8 s of them, where it tells every half second, or every 5 s beside a replica that does not answer.
+# Over Ray's actor calls Serve takes a message off our hands at once and queues it without bound, and over gRPC as
+# many as fit its window (0.9 ms of CPU each, both processes together); only what still waits here merges. So
+# messages are at least this far apart, which holds up no step of 2 ms or more, and at most so many are on their
+# way that the gateway has not told to have: 8 s of them, where it tells every half second, or every 5 s beside a
+# replica that does not answer.
 MIN_GAP_S = 0.002
 MAX_UNACKNOWLEDGED = 4096
 # A gateway reports every half second, later where cores are busy (2 s at load 10).

@@ -156,6 +156,7 @@ class Generation:
                     pieces = self._take(index, item)
                     if place is not None and all(run.has_begun for run in self._runs):
                         place.leave()
+                        place = None
                     if pieces:
                         yield pieces
             outcome = COMPLETE

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, InvalidRequest, Unavailable
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.types import (
     Delivery,
     Failure,
@@ -28,6 +29,9 @@ class TextPiece:
     text: str
     tokens: tuple[OutputToken, ...] = ()
     finish: FinishReason | None = None
+
+
+_make_piece = maker_of(TextPiece)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +159,7 @@ class PromptRun:
 
     def _piece(self, choice: int, text: str, finish: FinishReason | None) -> TextPiece:
         tokens = self._job.streams[choice].take_tokens()
-        return TextPiece(choice=self._first_choice + choice, text=text, tokens=tokens, finish=finish)
+        return _make_piece(choice=self._first_choice + choice, text=text, tokens=tokens, finish=finish)
 
     def _echo_pieces(self, choice: int) -> list[TextPiece]:
         echo = self._job.echo

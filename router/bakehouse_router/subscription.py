@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from bakehouse_replica.core.errors import EngineDead, Unavailable
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.step_message import Received, ReturnAddress, StepMessage, Subscribe, unpack
 from bakehouse_replica.core.types import Delivery, Request, TokenDelta
 from bakehouse_replica.mailbox import Mailbox
@@ -25,6 +26,8 @@ from bakehouse_replica.mailbox import Mailbox
 from bakehouse_router.replica_calls import Call
 
 logger = logging.getLogger(__name__)
+
+_make_delivery = maker_of(Delivery)
 
 
 class Receiver:
@@ -66,7 +69,7 @@ class Receiver:
         """Wait for news and take all of it. Raises the error put, after what was there before it."""
         deltas = await self._mailbox.take()
         assert self.replica_id is not None, "a delta has come from somewhere"
-        return Delivery(replica_id=self.replica_id, deltas=deltas)
+        return _make_delivery(replica_id=self.replica_id, deltas=deltas)
 
 
 class _Subscription:
