@@ -99,11 +99,11 @@ def plan_of(ops: Ops, step: Inputs, into: object | None = None) -> object:
     return ops.plan_attention(step.table_SB, step.start_S1, step.context_S, into=into)
 
 
-@pytest.fixture(scope="module", params=["float32", "int8", "reference"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "reference"])
 def ops(request: pytest.FixtureRequest) -> Ops:
     if request.param == "reference":
         return ReferenceOps()
-    return CpuOps(min(2, n_cores()), quantize="int8" if request.param == "int8" else "none")
+    return CpuOps(min(2, n_cores()), weight_format=request.param)
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 7, 12])

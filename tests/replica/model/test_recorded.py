@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 import torch
-from bakehouse_kernels.cpu.packing import Quantize
-from bakehouse_kernels.dispatch import select_ops
+from bakehouse_kernels.cpu.ops import CpuOps
+from bakehouse_kernels.cpu.packing import WeightFormat
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample
 from bakehouse_replica.model.batch import build_batch
@@ -34,18 +34,18 @@ def chunks_of(starts: dict[int, int], random: Random) -> tuple[Chunk, ...]:
     )
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("weight_format", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(
     "fields",
     [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1}],
     ids=["", "biases", "mqa"],
 )
 def test_steps_of_sequences_that_come_and_go_are_equal(
-    quantize: Quantize, fields: dict[str, object], tmp_path: Path
+    weight_format: WeightFormat, fields: dict[str, object], tmp_path: Path
 ) -> None:
     random_model(tiny_config(**fields)).save_pretrained(tmp_path / "model")
     spec, weights = load(open_model(tmp_path / "model", tmp_path / "cache"))
-    ops = select_ops(CPU, torch.float32, torch.get_num_threads(), quantize=quantize)
+    ops = CpuOps(torch.get_num_threads(), weight_format=weight_format)
     called, played = (
         ops.new_cache(
             n_layers=spec.n_layers,
