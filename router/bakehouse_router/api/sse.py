@@ -1,8 +1,8 @@
 """Server-sent events: framing, and a response that ends its source the moment the client is gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from json import encoder
+import json
+from collections.abc import AsyncGenerator, Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -14,16 +14,8 @@ DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-# What `json.dumps` makes for each call: 1.3 us for a chunk and not 3.1. What is told here has no cycles.
-_make = vars(encoder)["c_make_encoder"]
-_encode: Callable[[object, int], Iterable[str]] = _make(
-    None, None, encoder.encode_basestring, None, ":", ",", False, False, True
-)
-
-
-def to_json(payload: object) -> str:
-    """The payload as `json.dumps` writes it without spaces and escapes; dicts, lists, tuples and plain values."""
-    return "".join(_encode(payload, 0))
+# As `json.dumps` would with these arguments, which however makes a new encoder for each call.
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event(payload: Mapping[str, object], name: str | None = None) -> bytes:
