@@ -1,6 +1,6 @@
 """The work of `bakehouse bench` through scheduler and executor alone: what a server could deliver at most.
 
-    python cluster/benchmarks/engine_work.py [--workloads W2 W4] [--quantize none int8] [--dtype auto]
+    python cluster/benchmarks/engine_work.py [--workloads W2 W4] [--weights float32 int8]
 
 No Ray, no HTTP, no tokenizer: prompts are random ids with the shared beginnings of the workload, each finished
 request is followed by the next one at once. The difference to `bakehouse bench` is what the way between costs.
@@ -10,7 +10,7 @@ Steps are told apart by what they hold: tokens of prompts, or of answers alone.
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
 
@@ -25,6 +25,11 @@ from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import open_source
 
 CONTEXT = 2048
+SETTINGS = {
+    "float32": ReplicaSettings(),
+    "bfloat16": ReplicaSettings(dtype="bfloat16"),
+    "int8": ReplicaSettings(quantize="int8"),
+}
 
 
 @dataclass(slots=True)
@@ -92,15 +97,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=sorted(PRESETS), default=sorted(PRESETS))
-    parser.add_argument("--quantize", nargs="+", choices=["none", "int8"], default=["none", "int8"])
+    parser.add_argument("--weights", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=2, help="the first warms up")
     asked = parser.parse_args()
-    for quantize in asked.quantize:
-        source = ModelSource(model=asked.model)
-        files = open_source(source)
+    for weights in asked.weights:
+        settings = replace(SETTINGS[weights], source=ModelSource(model=asked.model))
+        files = open_source(settings.source)
         spec = read_spec(files)
-        settings = ReplicaSettings(source=source, quantize=quantize)
         executor = load_executor(settings, files, spec, CONTEXT)
         for name in asked.workloads:
             policy = SchedulingPolicy(max_model_len=CONTEXT, max_prefill_tokens=settings.max_prefill_tokens)
@@ -110,17 +114,13 @@ def main() -> None:
                 requests = requests_of(name, seed, spec.vocabulary_size)
                 steps = work(executor, scheduler, requests, PRESETS[name].n_users)
                 elapsed_s = perf_counter() - begun_at
-            n_out = sum(
-                request.params.max_tokens or 0 for request in requests_of(name, seed, spec.vocabulary_size)
-            )
+            n_out = sum(request.params.max_tokens or 0 for request in requests_of(name, 0, spec.vocabulary_size))
             parts = "; ".join(
                 f"{kind}: {each.n_steps} steps, {each.n_tokens} tokens, {each.seconds:.2f} s"
                 for kind, each in sorted(steps.items())
             )
-            print(
-                f"{quantize:5} {name}: {n_out / elapsed_s:6.1f} tokens/s out, {elapsed_s:.2f} s ({parts})",
-                flush=True,
-            )
+            rate = f"{n_out / elapsed_s:6.1f} tokens/s out in {elapsed_s:.2f} s"
+            print(f"{weights:8} {name}: {rate} ({parts})", flush=True)
 
 
 if __name__ == "__main__":

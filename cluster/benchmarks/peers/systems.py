@@ -238,6 +238,14 @@ SYSTEMS = (
         ready_path="/ready",
     ),
     System(
+        name="bakehouse-bfloat16",
+        n_bits=16,
+        weights=Weights.GGUF_ORIGINAL,
+        environment=None,
+        command=_ours("--dtype", "bfloat16"),
+        ready_path="/ready",
+    ),
+    System(
         name="bakehouse-int8",
         n_bits=8,
         weights=Weights.GGUF_ORIGINAL,
