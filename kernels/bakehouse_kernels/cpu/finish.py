@@ -3,7 +3,7 @@
 The sums lie in the first-level cache, in rows of `shape.columns`. Of int8 they are integers, and their result is
 `(sum - surplus) * (row scale * column scale)`, which takes it back that bytes of a row are unsigned.
 
-Loops in Numba's own language took a fifth of the time of an int8 product of 32 rows, these a twentieth.
+It takes 4 % of the time of an int8 product of 32 rows, and 10 % of a gated one, whose exponentials are the most.
 """
 
 from collections.abc import Callable

@@ -166,7 +166,7 @@ def _do_some_tiles(call: _Product) -> None:
         _round_rows(call)
     tiles = _tiles_of(call)
     n_tiles = (call.n_rows + MAX_ROWS - 1) // MAX_ROWS  # of all rows; as even as can be, so that none is low
-    n_block = min(n_tiles, max(1, _BLOCK_BYTES // (MAX_ROWS * call.n_steps * STEP_BYTES)))
+    n_block = max(1, min(n_tiles, _BLOCK_BYTES // (MAX_ROWS * call.n_steps * STEP_BYTES)))
     n_items = n_tiles * call.n_panels
     turn = max(1, n_items // (call.n_threads * _TURNS))
     if turn > n_block:
