@@ -36,6 +36,7 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, or bfloat16 for matrix products of half the bits; auto: float32.")
 ]
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
+KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float32 or float16.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
@@ -74,6 +75,7 @@ def serve(
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    kv_dtype: KvDtype = None,
     device: Device = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
@@ -95,6 +97,7 @@ def serve(
         "model.max_model_len": max_model_len,
         "model.dtype": dtype,
         "model.quantize": quantize,
+        "model.kv_dtype": kv_dtype,
         "model.device": device,
         "replica.kv_memory": kv_memory,
     }
@@ -111,6 +114,7 @@ def generate(
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    kv_dtype: KvDtype = None,
     device: Device = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
@@ -123,6 +127,7 @@ def generate(
         "model.max_model_len": max_model_len,
         "model.dtype": dtype,
         "model.quantize": quantize,
+        "model.kv_dtype": kv_dtype,
         "model.device": device,
         "replica.kv_memory": kv_memory,
     }
@@ -150,6 +155,7 @@ def chat(
     kv_memory: KvMemory = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    kv_dtype: KvDtype = None,
     device: Device = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
@@ -172,6 +178,7 @@ def chat(
             "model.max_model_len": max_model_len,
             "model.dtype": dtype,
             "model.quantize": quantize,
+            "model.kv_dtype": kv_dtype,
             "model.device": device,
             "model.revision": revision,
             "replica.kv_memory": kv_memory,

@@ -46,6 +46,7 @@ class ModelSection(_Section):
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantize: Literal["none", "int8"] = "none"
+    kv_dtype: Literal["auto", "float32", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
@@ -166,6 +167,7 @@ class Config(_Section):
             device=self.model.device,
             dtype=self.model.dtype,
             quantize=self.model.quantize,
+            kv_dtype=self.model.kv_dtype,
             max_model_len=self.model.max_model_len,
             kv_memory_bytes=self.replica.kv_memory,
             block_size=self.replica.block_size,

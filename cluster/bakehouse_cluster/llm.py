@@ -33,7 +33,8 @@ Message = Mapping[str, object]
 class LLM:
     """One model, loaded by the constructor and released by `close`, or as a context manager.
 
-    `quantize` `int8` computes matrix products in 8 bits. `kv_memory` is a number of bytes or a text such as
+    `quantize` `int8` computes matrix products in 8 bits. `kv_dtype`: keys and values in `float32` or `float16`;
+    `auto` is `float16` where weights have 16 bits or fewer. `kv_memory` is a number of bytes or a text such as
     `512MiB`. Raises `StartupError` where the model cannot be served as asked.
 
         with LLM("smollm2") as llm:
@@ -48,6 +49,7 @@ class LLM:
         revision: str | None = None,
         dtype: str = "auto",
         quantize: str = "none",
+        kv_dtype: str = "auto",
         device: str = "auto",
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
@@ -60,6 +62,7 @@ class LLM:
                     "revision": revision,
                     "dtype": dtype,
                     "quantize": quantize,
+                    "kv_dtype": kv_dtype,
                     "device": device,
                     "max_model_len": max_model_len,
                     "chat_template": chat_template,

@@ -63,7 +63,10 @@ class Ops(Protocol):
     def new_cache(
         self, *, n_layers: int, n_blocks: int, block_size: int, n_kv_heads: int, head_dim: int
     ) -> KVCache:
-        """An uninitialised cache in this device's own layout: a slot is written before it is first read."""
+        """An uninitialised cache in this device's own layout: a slot is written before it is first read.
+
+        Keys and values are perhaps rounded to fewer bits as they are written.
+        """
         ...
 
     def rope_and_write(

@@ -1,6 +1,6 @@
 """Time attention over the paged cache, with the shapes of SmolLM2-135M, all layers.
 
-    python kernels/benchmarks/attention.py [--threads 2] [--cpu-time]
+    python kernels/benchmarks/attention.py [--threads 2] [--kv-dtype float16] [--cpu-time]
 
 A line per batch: milliseconds a step (best of several), the rates that come of it, torch's attention over keys
 and values that are already gathered side by side, how many times faster this one is, and the share of what the
@@ -20,7 +20,7 @@ from limits import measured
 from torch.nn.functional import scaled_dot_product_attention
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 30, 9, 3, 64
-FLOAT_BYTES = 4
+KV_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 BLOCK_SIZE = 32
 
 
@@ -39,11 +39,10 @@ class Shape:
         n_seen = self.n_queries * self.context_len - self.n_queries * (self.n_queries - 1) // 2
         return 4.0 * self.n_sequences * n_seen * N_HEADS * HEAD_DIM * N_LAYERS
 
-    @property
-    def n_bytes(self) -> float:
+    def n_bytes(self, kv_dtype: torch.dtype) -> float:
         """Of keys and values in a step of all layers, each block once."""
         n_tokens = self.n_sequences * (self.context_len - self.n_shared) + self.n_shared
-        return 2.0 * n_tokens * N_KV_HEADS * HEAD_DIM * FLOAT_BYTES * N_LAYERS
+        return 2.0 * n_tokens * N_KV_HEADS * HEAD_DIM * kv_dtype.itemsize * N_LAYERS
 
 
 SHAPES = [
@@ -115,6 +114,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="float32")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true")
     arguments = parser.parse_args()
@@ -123,20 +123,24 @@ def main() -> None:
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    ops, limits = CpuOps(arguments.threads), measured(arguments.threads)
+    kv_dtype = KV_DTYPES[arguments.kv_dtype]
+    ops, limits = CpuOps(arguments.threads, kv_dtype=kv_dtype), measured(arguments.threads)
     print(
         f"{arguments.threads} threads, {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"{limits.operations_per_s['float32'] / 1e9:.0f} GFLOP/s at most; ms a step of {N_LAYERS} layers"
+        f"{limits.operations_per_s['float32'] / 1e9:.0f} GFLOP/s at most; "
+        f"keys and values in {arguments.kv_dtype}; ms a step of {N_LAYERS} layers"
     )
     print("sequences queries context shared |       ms GFLOP/s  GB/s |    torch  times | of limit")
     for shape in SHAPES:
         paged_s = best_time_s(paged_step(ops, shape), arguments.runs, clock)
         torch_s = best_time_s(torch_step(shape), arguments.runs, clock)
-        least_s = limits.least_time_s(n_bytes=shape.n_bytes, n_operations={"float32": shape.n_operations})
+        least_s = limits.least_time_s(
+            n_bytes=shape.n_bytes(kv_dtype), n_operations={"float32": shape.n_operations}
+        )
         print(
             f"{shape.n_sequences:9} {shape.n_queries:7} {shape.context_len:7} {shape.n_shared:6} | "
             f"{paged_s * 1e3:8.2f} {shape.n_operations / paged_s / 1e9:7.0f} "
-            f"{shape.n_bytes / paged_s / 1e9:5.1f} | {torch_s * 1e3:8.2f} {torch_s / paged_s:6.1f} | "
+            f"{shape.n_bytes(kv_dtype) / paged_s / 1e9:5.1f} | {torch_s * 1e3:8.2f} {torch_s / paged_s:6.1f} | "
             f"{least_s / paged_s:8.0%}",
             flush=True,
         )

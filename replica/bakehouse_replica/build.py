@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import torch
+
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import load_executor
+from bakehouse_replica.executors.in_process import kv_dtype_of, load_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
@@ -57,9 +59,13 @@ def build_engine(
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     """What tells this replica's keys and values from those of another model, or of the same one in fewer bits."""
+    digest = files.digest
     if settings.quantize != "none":
-        return f"{files.digest}-{settings.quantize}"
-    return f"{files.digest}-bfloat16" if settings.dtype == "bfloat16" else files.digest
+        digest += f"-{settings.quantize}"
+    elif settings.dtype == "bfloat16":
+        digest += "-bfloat16"
+    kv_dtype = kv_dtype_of(settings)
+    return digest if kv_dtype == torch.float32 else f"{digest}-{str(kv_dtype).removeprefix('torch.')}"
 
 
 def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:

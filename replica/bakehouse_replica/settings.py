@@ -11,8 +11,9 @@ class ReplicaSettings:
     """One replica's model, memory and scheduling limits.
 
     `dtype` is that of the weights and of the rows that meet them; `quantize` `int8` rounds both to 8 bits.
-    `max_model_len` None takes the model's own context length. `kv_memory_bytes` None takes what one CPU replica
-    gets by default (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
+    `kv_dtype` is that of keys and values; `auto` is float16 where weights have 16 bits or fewer. `max_model_len`
+    None takes the model's own context length. `kv_memory_bytes` None takes what one CPU replica gets by default
+    (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
     `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
     `n_threads`: compute threads this replica may use. `hash_key` is shared by all replicas of a deployment and
     secret to it.
@@ -23,6 +24,7 @@ class ReplicaSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantize: Literal["none", "int8"] = "none"
+    kv_dtype: Literal["auto", "float32", "float16"] = "auto"
     executor: Literal["model", "fake"] = "model"
     fake_step_s: float = 0.0
     max_model_len: int | None = None

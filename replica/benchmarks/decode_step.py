@@ -24,7 +24,7 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.packing import WeightFormat, packed_bytes
-from bakehouse_kernels.dispatch import default_block_size
+from bakehouse_kernels.dispatch import default_block_size, kv_dtype_beside
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import Capacity, ModelSource, Request, SchedulingPolicy
@@ -67,7 +67,8 @@ def work_of(spec: ModelSpec, n_sequences: int, context: float, weights: WeightFo
     qkv = hidden, width + 2 * spec.head_dim * spec.n_kv_heads
     matrices = [qkv, (width, hidden), (hidden, 2 * spec.feed_forward_size), (spec.feed_forward_size, hidden)]
     shapes = [*matrices * spec.n_layers, (hidden, spec.vocabulary_size)]
-    kv_bytes = n_sequences * context * spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * 4
+    kv_bytes = n_sequences * context * spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim
+    kv_bytes *= kv_dtype_beside(weights).itemsize
     return Work(
         n_bytes=sum(packed_bytes(n_in, n_out, weights) for n_in, n_out in shapes) + kv_bytes,
         n_product_operations=2 * n_sequences * sum(n_in * n_out for n_in, n_out in shapes),
@@ -163,7 +164,7 @@ def main() -> None:
     print(f"{arguments.model}, {arguments.threads} threads, context {arguments.context}; limits: {limits}")
     for weights in arguments.weights:
         for n_sequences in arguments.sequences:
-            ops = CpuOps(arguments.threads, weight_format=weights)
+            ops = CpuOps(arguments.threads, weight_format=weights, kv_dtype=kv_dtype_beside(weights))
             timed = TimedOps(ops)
             size = n_sequences, arguments.context
             played, called = (executor_of(files, spec, each, *size, weights) for each in (ops, timed))

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
-from bakehouse_kernels.dispatch import default_block_size
+from bakehouse_kernels.dispatch import default_block_size, kv_dtype_beside
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Score, StepPlan, TokenLogprob
@@ -50,7 +50,7 @@ class Model:
     def _ops(self, path: PathName) -> Ops:
         if path == "reference":
             return ReferenceOps()
-        return CpuOps(self.n_threads, weight_format=path)
+        return CpuOps(self.n_threads, weight_format=path, kv_dtype=kv_dtype_beside(path))
 
 
 def open_model(arguments: argparse.Namespace) -> Model:

@@ -32,6 +32,11 @@ def test_sizes_are_written_with_their_unit(text: str, size_bytes: int) -> None:
     assert config.replica_settings(b"key").kv_memory_bytes == size_bytes
 
 
+def test_replicas_are_told_how_to_keep_keys_and_values() -> None:
+    assert load_config(None, {"model.kv_dtype": "float16"}).replica_settings(b"key").kv_dtype == "float16"
+    assert load_config(None, {}).replica_settings(b"key").kv_dtype == "auto"
+
+
 def test_replicas_are_told_to_quantize_only_where_somebody_asks() -> None:
     assert load_config(None, {"model.quantize": "int8"}).replica_settings(b"key").quantize == "int8"
     assert load_config(None, {}).replica_settings(b"key").quantize == "none"
@@ -48,6 +53,7 @@ def test_replicas_are_told_to_quantize_only_where_somebody_asks() -> None:
         ("server: 3", r"^server: .*, not 3$"),
         ("model: {dtype: float8}", r"^model\.dtype: .*'auto', 'float32' or 'bfloat16', not 'float8'$"),
         ("model: {quantize: int4}", r"^model\.quantize: .*'none' or 'int8', not 'int4'$"),
+        ("model: {kv_dtype: bfloat16}", r"^model\.kv_dtype: .*'auto', 'float32' or 'float16', not 'bfloat16'$"),
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: .*not 'much'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.pool import n_cores
+from bakehouse_kernels.cpu.tile import HAS_HALF
 from bakehouse_kernels.reference import ReferenceOps
 from torch import Tensor
 
@@ -22,6 +23,22 @@ class Compare(Protocol):
 @pytest.fixture(scope="session")
 def cpu_ops() -> CpuOps:
     return CpuOps(n_threads=min(2, n_cores()))
+
+
+@pytest.fixture(scope="session")
+def half_ops() -> CpuOps:
+    """With keys and values in float16."""
+    if not HAS_HALF:
+        pytest.skip("this machine has no float16")
+    return CpuOps(n_threads=min(2, n_cores()), kv_dtype=torch.float16)
+
+
+@pytest.fixture(params=["float32", "float16"])
+def either_ops(request: pytest.FixtureRequest) -> CpuOps:
+    """`cpu_ops`, then `half_ops`."""
+    ops = request.getfixturevalue("cpu_ops" if request.param == "float32" else "half_ops")
+    assert isinstance(ops, CpuOps)
+    return ops
 
 
 @pytest.fixture(scope="session")

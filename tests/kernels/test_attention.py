@@ -37,7 +37,7 @@ class Batch:
     context_len_S: Tensor
     window: int | None = None
     softcap: float | None = None
-    caches: dict[type[Ops], KVCache] = field(default_factory=dict)
+    caches: dict[Ops, KVCache] = field(default_factory=dict)
 
     def attend(self, ops: Ops) -> Tensor:
         return ops.paged_attention(
@@ -52,7 +52,7 @@ class Batch:
 
     def cache(self, ops: Ops) -> KVCache:
         """In the layout of `ops`, made once."""
-        if type(ops) not in self.caches:
+        if ops not in self.caches:
             n_tokens, n_kv_heads, head_dim = self.k_LHD.shape
             cache = ops.new_cache(
                 n_layers=2,
@@ -66,8 +66,8 @@ class Batch:
             no_queries = torch.cat((self.k_LHD, self.v_LHD), dim=1).flatten(1)
             ones, zeros = torch.ones(n_tokens, head_dim), torch.zeros(n_tokens, head_dim)
             ops.rope_and_write(no_queries, ones, zeros, cache, 1, self.slots_L)
-            self.caches[type(ops)] = cache
-        return self.caches[type(ops)]
+            self.caches[ops] = cache
+        return self.caches[ops]
 
 
 def make_batch(
@@ -80,8 +80,12 @@ def make_batch(
     n_shared_blocks: int = 0,
     window: int | None = None,
     softcap: float | None = None,
+    of_halves: bool = False,
 ) -> Batch:
-    """`chunks` are (query rows, context length); their blocks lie scattered, the first few common to all."""
+    """`chunks` are (query rows, context length); their blocks lie scattered, the first few common to all.
+
+    `of_halves`: keys and values are numbers that float16 holds.
+    """
     n_heads, n_kv_heads = heads
     n_needed = [-(-context_len // block_size) for _, context_len in chunks]
     n_blocks = n_shared_blocks + sum(n_needed) + 3
@@ -96,10 +100,15 @@ def make_batch(
         blocks = table[s, positions // block_size].long()
         slots |= dict.fromkeys((blocks * block_size + positions % block_size).tolist())
     starts = torch.tensor([0, *(rows for rows, _ in chunks)]).cumsum(0).int()
+    q_TND = torch.randn(int(starts[-1]), n_heads, head_dim, generator=generator)
+    k_LHD = torch.randn(len(slots), n_kv_heads, head_dim, generator=generator)
+    v_LHD = torch.randn(len(slots), n_kv_heads, head_dim, generator=generator)
+    if of_halves:
+        k_LHD, v_LHD = k_LHD.half().float(), v_LHD.half().float()
     return Batch(
-        q_TND=torch.randn(int(starts[-1]), n_heads, head_dim, generator=generator),
-        k_LHD=torch.randn(len(slots), n_kv_heads, head_dim, generator=generator),
-        v_LHD=torch.randn(len(slots), n_kv_heads, head_dim, generator=generator),
+        q_TND=q_TND,
+        k_LHD=k_LHD,
+        v_LHD=v_LHD,
         slots_L=torch.tensor(list(slots), dtype=torch.int64),
         n_blocks=n_blocks,
         block_size=block_size,
@@ -150,6 +159,33 @@ def test_attention_equals_its_definition(
     compare(batch.attend(cpu_ops), batch.attend(reference_ops))
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((8, 2), 80), ((14, 1), 128), ((1, 1), 6)])
+@pytest.mark.parametrize("block_size", [1, 7, 32, 64])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (31, 0.5)])
+def test_attention_over_float16_equals_the_definition_over_what_it_holds(
+    half_ops: CpuOps,
+    reference_ops: ReferenceOps,
+    compare: Compare,
+    generator: torch.Generator,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    batch = make_batch(
+        generator,
+        (*MIXED, *PREFILL, *DECODE),
+        heads=heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        of_halves=True,
+    )
+    compare(batch.attend(half_ops), batch.attend(reference_ops))
+
+
 @pytest.mark.parametrize("window", [1, 2, 16, 31, 1000])
 @pytest.mark.parametrize("softcap", [None, 0.5, 50.0])
 @pytest.mark.parametrize("block_size", [16, 64])
@@ -170,7 +206,7 @@ def test_windows_and_soft_caps_equal_their_definition(
 @pytest.mark.parametrize("n_shared_blocks", [1, 3, 20])
 @pytest.mark.parametrize("window", [None, 40])
 def test_sequences_that_share_blocks_get_what_their_definition_says_and_what_they_get_alone(
-    cpu_ops: CpuOps,
+    either_ops: CpuOps,
     reference_ops: ReferenceOps,
     compare: Compare,
     generator: torch.Generator,
@@ -178,11 +214,17 @@ def test_sequences_that_share_blocks_get_what_their_definition_says_and_what_the
     window: int | None,
 ) -> None:
     batch = make_batch(
-        generator, SHARING, heads=(9, 3), block_size=32, n_shared_blocks=n_shared_blocks, window=window
+        generator,
+        SHARING,
+        heads=(9, 3),
+        block_size=32,
+        n_shared_blocks=n_shared_blocks,
+        window=window,
+        of_halves=True,
     )
-    result = batch.attend(cpu_ops)
+    result = batch.attend(either_ops)
     compare(result, batch.attend(reference_ops))
-    assert_same_bits_alone(batch, result, cpu_ops)
+    assert_same_bits_alone(batch, result, either_ops)
 
 
 def test_large_scores_neither_overflow_nor_lose_the_winner(
@@ -217,13 +259,13 @@ def test_no_rows_give_no_rows(cpu_ops: CpuOps, reference_ops: ReferenceOps, gene
             assert make_batch(generator, chunks).attend(ops).shape == (0, 6, 64)
 
 
-def test_inputs_are_left_as_they_were(cpu_ops: CpuOps, generator: torch.Generator) -> None:
+def test_inputs_are_left_as_they_were(either_ops: CpuOps, generator: torch.Generator) -> None:
     batch = make_batch(generator, MIXED)
-    cache = batch.cache(cpu_ops)
+    cache = batch.cache(either_ops)
     indices = (batch.block_table_SB, batch.query_start_S1, batch.context_len_S)
     inputs = (batch.q_TND, cache.key[1], cache.value[1], *indices)
     before = [tensor.clone() for tensor in inputs]
-    batch.attend(cpu_ops)
+    batch.attend(either_ops)
     for tensor, copy in zip(inputs, before, strict=True):
         torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
 
@@ -231,11 +273,11 @@ def test_inputs_are_left_as_they_were(cpu_ops: CpuOps, generator: torch.Generato
 @pytest.mark.parametrize("of_value", [False, True], ids=["key", "value"])
 @pytest.mark.parametrize("number", [NAN, float("inf")])
 def test_a_nan_or_an_infinity_reaches_exactly_the_rows_that_see_it(
-    cpu_ops: CpuOps, generator: torch.Generator, of_value: bool, number: float
+    either_ops: CpuOps, generator: torch.Generator, of_value: bool, number: float
 ) -> None:
     batch = make_batch(generator, ((60, 60), (1, 60)), window=8)
     (batch.v_LHD if of_value else batch.k_LHD)[10, 0] = number
-    is_wrong_TN = ~batch.attend(cpu_ops).isfinite().all(dim=2)
+    is_wrong_TN = ~batch.attend(either_ops).isfinite().all(dim=2)
     expected_TN = torch.zeros(61, 6, dtype=torch.bool)
     expected_TN[10:18, :3] = True  # key head 0 serves query heads 0 to 2
     assert is_wrong_TN.equal(expected_TN)
@@ -250,19 +292,21 @@ def assert_same_bits_alone(together: Batch, result: Tensor, ops: Ops) -> None:
 @pytest.mark.parametrize("window", [None, 19])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_a_row_has_the_same_bits_in_any_chunk(
-    cpu_ops: CpuOps, generator: torch.Generator, window: int | None, block_size: int
+    either_ops: CpuOps, generator: torch.Generator, window: int | None, block_size: int
 ) -> None:
     whole = make_batch(generator, ((150, 161),), block_size=block_size, window=window)
-    result = whole.attend(cpu_ops)
+    result = whole.attend(either_ops)
     for n_rows in (1, 7, 16, 50, 149):
         for first in range(0, 150, n_rows):
             rows = slice(first, min(first + n_rows, 150))
-            assert only(whole, 0, rows).attend(cpu_ops).equal(result[rows]), f"rows {first} on, {n_rows} a chunk"
+            assert only(whole, 0, rows).attend(either_ops).equal(result[rows]), (
+                f"rows {first} on, {n_rows} a chunk"
+            )
 
 
-def test_a_row_has_the_same_bits_with_any_neighbours(cpu_ops: CpuOps, generator: torch.Generator) -> None:
+def test_a_row_has_the_same_bits_with_any_neighbours(either_ops: CpuOps, generator: torch.Generator) -> None:
     together = make_batch(generator, (*MIXED, *PREFILL, *DECODE))
-    assert_same_bits_alone(together, together.attend(cpu_ops), cpu_ops)
+    assert_same_bits_alone(together, together.attend(either_ops), either_ops)
 
 
 def test_a_row_has_the_same_bits_with_any_number_of_threads(cpu_ops: CpuOps, generator: torch.Generator) -> None:
@@ -287,12 +331,13 @@ def test_the_plan_puts_rows_that_share_blocks_side_by_side() -> None:
     table = torch.tensor([[300, 1], [7, 2], [300, 3], [7, 0]], dtype=torch.int32)
     starts, lengths = torch.tensor([0, 1, 3, 4, 5]).int(), torch.tensor([40, 50, 60, 35]).int()
     plan = plan_attention(table, starts, lengths)
-    assert plan.sequences.tolist() == [3, 1, 1, 0, 2]
-    assert plan.rows.tolist() == [4, 1, 2, 0, 3]
-    assert plan.positions.tolist() == [34, 48, 49, 39, 59]
+    rows, positions, sequences = plan.ordered.tolist()
+    assert sequences == [3, 1, 1, 0, 2]
+    assert rows == [4, 1, 2, 0, 3]
+    assert positions == [34, 48, 49, 39, 59]
 
 
-def test_nothing_is_compiled_once_the_ops_are_built(cpu_ops: CpuOps, generator: torch.Generator) -> None:
+def test_nothing_is_compiled_once_the_ops_are_built(either_ops: CpuOps, generator: torch.Generator) -> None:
     batches = [
         make_batch(generator, ONE_TOKEN, head_dim=80, block_size=32),
         make_batch(generator, SHARING, n_shared_blocks=3, window=3, softcap=2.0),
@@ -300,12 +345,12 @@ def test_nothing_is_compiled_once_the_ops_are_built(cpu_ops: CpuOps, generator: 
     ]
     fused = torch.randn(5, 10 * 64, generator=generator)
     angles = torch.randn(5, 64, generator=generator)
-    cache = batches[1].cache(cpu_ops)
+    cache = batches[1].cache(either_ops)
     with event.install_recorder("numba:compile") as recorder:
         for batch in batches:
-            batch.attend(cpu_ops)
+            batch.attend(either_ops)
         for n_rows in (0, 1, 5):
-            cpu_ops.rms_norm(fused[:n_rows], fused[0], 1e-5)
+            either_ops.rms_norm(fused[:n_rows], fused[0], 1e-5)
             for qkv in (fused[:n_rows], fused[:n_rows, : 8 * 64]):
-                cpu_ops.rope_and_write(qkv, angles[:n_rows], angles[:n_rows], cache, 0, torch.arange(n_rows))
+                either_ops.rope_and_write(qkv, angles[:n_rows], angles[:n_rows], cache, 0, torch.arange(n_rows))
     assert not recorder.buffer, [str(entry) for entry in recorder.buffer]

@@ -5,7 +5,7 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.reference import ReferenceOps, rotated
+from bakehouse_kernels.reference import rotated
 from torch import Tensor
 
 from tests.kernels.conftest import Compare
@@ -14,9 +14,10 @@ N_BLOCKS, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM = 7, 5, 3, 8
 N_SLOTS = N_BLOCKS * BLOCK_SIZE
 
 
-@pytest.fixture(params=["cpu", "reference"])
-def ops(request: pytest.FixtureRequest, cpu_ops: CpuOps, reference_ops: ReferenceOps) -> Ops:
-    return cpu_ops if request.param == "cpu" else reference_ops
+@pytest.fixture(params=["cpu_ops", "half_ops", "reference_ops"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    ops: Ops = request.getfixturevalue(request.param)
+    return ops
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_keys_and_values_go_to_the_named_slots_of_their_layer_only(
     q, k, v = fused[:, :4], fused[:, 4:-N_KV_HEADS], fused[:, -N_KV_HEADS:]
     slots = torch.randperm(N_SLOTS, generator=generator)[:n_rows]
     expected = contents(ops, cache)
-    expected[1][slots], expected[3][slots] = k, v
+    expected[1][slots], expected[3][slots] = k.to(expected[1].dtype), v.to(expected[3].dtype)
     before = qkv.clone()
     ones, zeros = torch.ones(n_rows, HEAD_DIM), torch.zeros(n_rows, HEAD_DIM)  # of position 0
     assert ops.rope_and_write(qkv, ones, zeros, cache, 1, slots).equal(q)
@@ -113,3 +114,18 @@ def test_a_slot_outside_the_pool_is_refused(ops: Ops, cache: KVCache, slot: int)
     if isinstance(ops, CpuOps):  # torch, in the reference, has written slot 3 by then
         for actual, wanted in zip(contents(ops, cache), before, strict=True):
             assert actual.equal(wanted)
+
+
+def test_float16_rounds_as_torch_does_and_holds_no_number_beyond_its_largest(
+    half_ops: CpuOps, generator: torch.Generator
+) -> None:
+    cache = half_ops.new_cache(n_layers=1, n_blocks=2, block_size=32, n_kv_heads=1, head_dim=70)
+    fused = torch.randn(50, 2, 70, generator=generator) * 2.0 ** torch.randint(-30, 16, (50, 2, 70))
+    special = [65504.0, 65519.0, 65520.0, 1e30, -65520.0, -1e30, float("inf"), -float("inf"), float("nan"), -0.0]
+    fused[7, 1, : len(special)] = torch.tensor(special)
+    slots, ones, zeros = torch.arange(50), torch.ones(50, 70), torch.zeros(50, 70)
+    half_ops.rope_and_write(fused.flatten(1), ones, zeros, cache, 0, slots)
+    largest = torch.finfo(torch.float16).max
+    expected = torch.where(fused.isinf(), fused, fused.clamp(-largest, largest)).half()
+    for actual, wanted in zip(contents(half_ops, cache), expected.unbind(1), strict=True):
+        torch.testing.assert_close(actual[slots, 0], wanted, rtol=0, atol=0, equal_nan=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.pool import n_cores
-from bakehouse_kernels.dispatch import default_block_size, select_ops
+from bakehouse_kernels.dispatch import Quantize, default_block_size, default_kv_dtype, select_ops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,6 +33,31 @@ def test_what_is_missing_is_named(device: str, dtype: torch.dtype, n_threads: in
 def test_int8_elsewhere_than_in_float32_on_the_cpu_is_refused(device: str, dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=f"no int8 kernels for {dtype} on device '{device}'; there are int8"):
         select_ops(torch.device(device), dtype, 1, quantize="int8")
+
+
+def test_keys_and_values_have_16_bits_where_weights_have_no_more() -> None:
+    assert default_kv_dtype(torch.float32, "none") == torch.float32
+    assert default_kv_dtype(torch.bfloat16, "none") == torch.float16
+    assert default_kv_dtype(torch.float32, "int8") == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "quantize"), [(None, "none"), (None, "int8"), (torch.float16, "none"), (torch.float32, "int8")]
+)
+def test_keys_and_values_are_kept_in_what_is_asked_for(kv_dtype: torch.dtype | None, quantize: Quantize) -> None:
+    n_torch_threads = torch.get_num_threads()
+    ops = select_ops(torch.device("cpu"), torch.float32, 1, quantize=quantize, kv_dtype=kv_dtype)
+    torch.set_num_threads(n_torch_threads)
+    cache = ops.new_cache(n_layers=1, n_blocks=1, block_size=1, n_kv_heads=1, head_dim=2)
+    wanted = kv_dtype or default_kv_dtype(torch.float32, quantize)
+    assert {tensor.dtype for tensor in (*cache.key, *cache.value)} == {wanted}
+
+
+def test_keys_and_values_of_another_dtype_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"keys and values of torch.bfloat16; there are for: torch.float32, torch.f"
+    ):
+        select_ops(torch.device("cpu"), torch.float32, 1, kv_dtype=torch.bfloat16)
 
 
 def test_the_cpu_takes_larger_blocks() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bakehouse_kernels.cpu.finish import finish_tile
 from bakehouse_kernels.cpu.narrow import bfloat16_arithmetic, int8_arithmetic
-from bakehouse_kernels.cpu.tile import TileShape, float32_tile, shape_for, sums_tile
+from bakehouse_kernels.cpu.tile import FLOAT32, TileShape, shape_for, sums_tile
 from numpy.typing import NDArray
 
 # AVX-512 without VNNI, AVX2, and SSE or NEON: vectors wider than this machine's are split by the compiler.
@@ -53,11 +53,11 @@ def test_the_tile_fills_the_registers_of_the_machine(
 
 @pytest.mark.parametrize("shape", OTHERS)
 def test_float32_tiles_of_other_machines_give_the_sums(shape: TileShape) -> None:
-    tile = float32_tile(shape)
+    tile = sums_tile(shape, FLOAT32)
 
     @numba.njit
     def run(n_rows, x, stride, panel, n_steps, out):  # type: ignore[no-untyped-def]
-        tile(n_rows, x, stride, panel, n_steps, out)
+        tile(n_rows, x, stride, panel, n_steps, out, panel)
 
     generator = np.random.default_rng(7)
     panel = aligned(generator.integers(-50, 50, (N_STEPS, shape.columns)).astype(np.float32))

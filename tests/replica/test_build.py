@@ -108,6 +108,28 @@ async def test_keys_and_values_of_fewer_bits_are_not_those_of_float32(settings: 
     assert digests[3] == digests[0]
 
 
+async def test_keys_and_values_of_16_bits_are_not_those_of_32(settings: ReplicaSettings) -> None:
+    digests = {}
+    for kv_dtype in ("auto", "float32", "float16"):
+        for quantize in ("none", "int8"):
+            chosen = replace(settings, executor="fake", quantize=quantize, kv_dtype=kv_dtype)
+            engine = build_engine(chosen, replica_id="r9")
+            digests[kv_dtype, quantize] = engine.card.model_digest
+            await engine.close()
+    assert len(set(digests.values())) == 4
+    assert digests["auto", "none"] == digests["float32", "none"]
+    assert digests["auto", "int8"] == digests["float16", "int8"]
+
+
+async def test_a_block_of_float16_takes_half_the_memory(settings: ReplicaSettings) -> None:
+    n_blocks = []
+    for kv_dtype in ("float32", "float16"):
+        engine = build_engine(replace(settings, kv_dtype=kv_dtype), replica_id="r9")
+        n_blocks.append(engine.card.n_blocks)
+        await engine.close()
+    assert n_blocks[1] in (2 * n_blocks[0], 2 * n_blocks[0] + 1)
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> ReplicaSettings:
     path = tmp_path / "bun.json"

@@ -3,27 +3,35 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bakehouse_kernels.cpu.addresses import borrowed
-from bakehouse_kernels.cpu.attention_plan import CpuPlan
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.tile import SHAPE
 
-Floats = NDArray[np.float32]
-
-_COLUMNS = SHAPE.columns
+COLUMNS = SHAPE.columns
+FLOAT_BYTES = 4
+LINE_BYTES = 64  # of the caches
 
 
 class Call(NamedTuple):
-    """The arguments of one call, as the compiled functions take them. `softcap` counts only where `capped`."""
+    """The arguments of one call as the compiled functions take them: addresses and numbers.
 
-    q_TND: Floats
-    out_TND: Floats
-    key: int  # address of the layer's [P, H, K / C, D, C], C columns of a tile
+    An array that one function hands to another is counted, and is ten numbers to hand over: with arrays in here
+    more than half of the time went there. `softcap` counts only where `capped`.
+    """
+
+    q: int  # float32 [T, N, D]
+    out: int  # [T, N, D]
+    key: int  # the layer's [P, H, K / C, D, C], C columns of a tile
     value: int  # of [P, H, D / C, K, C]
+    is_half: bool  # keys and values: float16
     n_kv_heads: int
+    group: int  # query heads to a key head
+    head_dim: int
     block_size: int
+    n_key_panels: int
+    n_value_panels: int
+    key_panel_bytes: int
+    value_panel_bytes: int
     scale: np.float32
     window: int
     capped: bool
@@ -31,60 +39,35 @@ class Call(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """One thread's working memory for the G heads of each of a tile's rows, here together M = rows · G."""
+    """Addresses of one thread's working memory for H key heads with M states each; all float32.
 
-    q_MD: Floats
-    scores: Floats  # [K / C, M, C]: of one block, then the weights
-    sums: Floats  # [D / C, M, C]
-    highest_M: Floats  # score so far
-    total_M: Floats  # of the weights, relative to the highest
-    factor_M: Floats  # for the sums so far
+    A state is that of one query head of one row.
+    """
 
-
-@compiled(exact=True)
-def n_panels(n_columns: int) -> int:
-    return -(-n_columns // _COLUMNS)
-
-
-@compiled(exact=True)
-def without_counts(call: Call, plan: CpuPlan) -> tuple[Call, CpuPlan]:
-    """The same without counted references; both must outlive it."""
-    borrowed_call = Call(
-        borrowed(call.q_TND),
-        borrowed(call.out_TND),
-        call.key,
-        call.value,
-        call.n_kv_heads,
-        call.block_size,
-        call.scale,
-        call.window,
-        call.capped,
-        call.softcap,
-    )
-    borrowed_plan = CpuPlan(
-        borrowed(plan.block_table), borrowed(plan.rows), borrowed(plan.positions), borrowed(plan.sequences)
-    )
-    return borrowed_call, borrowed_plan
+    sums: int  # [H, D / C, M, C]
+    scores: int  # [K / C, M, C]: of one block and key head, then the weights
+    q: int  # [H, M, D]
+    highest: int  # [H, M]: score so far
+    total: int  # [H, M]: of the weights, relative to the highest
+    factor: int  # [M]: for the sums so far
+    n_heads: int
+    n_states: int
 
 
 @compiled(exact=True)
-def numbers_a_state(call: Call) -> int:
-    head_dim: int = call.q_TND.shape[2]
-    return head_dim + (n_panels(call.block_size) + n_panels(head_dim)) * _COLUMNS + 3
+def n_numbers(call: Call, n_heads: int, n_states: int) -> int:
+    """Of one thread's scratch, and so many more that it can begin with a line."""
+    n_each = n_heads * (call.n_value_panels * COLUMNS + call.head_dim + 2) + call.n_key_panels * COLUMNS + 1
+    return n_states * n_each + LINE_BYTES // FLOAT_BYTES
 
 
 @compiled(exact=True)
-def scratch_in(room: Floats, n_states: int, call: Call) -> Scratch:
+def scratch_at(call: Call, address: int, n_heads: int, n_states: int) -> Scratch:
     """One thread's, in its part of the room."""
-    head_dim = call.q_TND.shape[2]
-    q_end = n_states * head_dim
-    scores_end = q_end + n_states * n_panels(call.block_size) * _COLUMNS
-    sums_end = scores_end + n_states * n_panels(head_dim) * _COLUMNS
-    return Scratch(
-        room[:q_end].reshape((n_states, head_dim)),
-        room[q_end:scores_end].reshape((-1, n_states, _COLUMNS)),
-        room[scores_end:sums_end].reshape((-1, n_states, _COLUMNS)),
-        room[sums_end : sums_end + n_states],
-        room[sums_end + n_states : sums_end + 2 * n_states],
-        room[sums_end + 2 * n_states : sums_end + 3 * n_states],
-    )
+    sums = -(-address // LINE_BYTES) * LINE_BYTES
+    scores = sums + n_heads * call.n_value_panels * n_states * COLUMNS * FLOAT_BYTES
+    q = scores + call.n_key_panels * n_states * COLUMNS * FLOAT_BYTES
+    highest = q + n_heads * n_states * call.head_dim * FLOAT_BYTES
+    total = highest + n_heads * n_states * FLOAT_BYTES
+    factor = total + n_heads * n_states * FLOAT_BYTES
+    return Scratch(sums, scores, q, highest, total, factor, n_heads, n_states)

@@ -25,17 +25,18 @@ _DIGEST = hashlib.sha256(
 ).hexdigest()[:12]
 
 
-def compiled(*, exact: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def compiled(*, exact: bool = False, inlined: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile at the first call with each set of argument types, and keep the machine code on disk.
 
     The compiled function runs without the GIL. `exact` rounds every operation as it is written; otherwise sums may
-    be reordered and multiply-adds fused.
+    be reordered and multiply-adds fused. `inlined` puts it into each caller: for what is called so often that
+    handing over its arguments counts.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         function.__qualname__ = f"{function.__qualname__}_{_DIGEST}"
         fast_math = False if exact else _SAFE_FAST_MATH
-        jit = numba.njit(cache=True, nogil=True, fastmath=fast_math, error_model="numpy")
+        jit = numba.njit(cache=True, nogil=True, fastmath=fast_math, error_model="numpy", forceinline=inlined)
         return cast("Callable[P, R]", jit(function))
 
     return decorate

@@ -25,21 +25,37 @@ class CpuOps:
     What is worth it spreads over `n_threads`, which is also what torch's own operators get, in the whole process.
     """
 
-    def __init__(self, n_threads: int, *, weight_format: WeightFormat = "float32") -> None:
+    def __init__(
+        self, n_threads: int, *, weight_format: WeightFormat = "float32", kv_dtype: torch.dtype = torch.float32
+    ) -> None:
         """Takes some 30 s where the machine code is not on disk yet, otherwise 1 s.
 
-        Weights are rounded to `weight_format` as they are packed, and inputs of products with them.
+        Weights are rounded to `weight_format` as they are packed, and inputs of products with them. `kv_dtype`:
+        float32, or float16, which keys and values are rounded to as they are written.
         """
         self._crew = Crew(n_threads)
         self._caller: Caller = self._crew
         self._memory = Memory()
         self._weight_format = weight_format
+        self._kv_dtype = kv_dtype
         torch.set_num_threads(n_threads)
         self._compile()
 
-    new_cache = staticmethod(new_cache)
     copy_blocks = staticmethod(copy_blocks)
     plan_attention = staticmethod(plan_attention)
+
+    def new_cache(
+        self, *, n_layers: int, n_blocks: int, block_size: int, n_kv_heads: int, head_dim: int
+    ) -> KVCache:
+        """An uninitialised cache in panels. See `api.Ops.new_cache`."""
+        return new_cache(
+            n_layers=n_layers,
+            n_blocks=n_blocks,
+            block_size=block_size,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            dtype=self._kv_dtype,
+        )
 
     def pack(self, weight_IO: Tensor) -> Packed:
         """The weight in panels; a copy."""

@@ -10,6 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from bakehouse_kernels.cpu.exponential import exp_of_negatives
+from bakehouse_kernels.cpu.row_loops import folded
 from bakehouse_kernels.cpu.tile import TileShape, load, spread
 
 _INT, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -65,7 +66,7 @@ def softmax_step(shape: TileShape) -> Any:
 
         peaks = vectors(raise_peak, ir.Constant(floats, [_LOWEST] * lanes))
         old = load(builder, highest, 0, _FLOAT, align=4)
-        peak = _folded(builder, peaks, _higher)
+        peak = folded(builder, peaks, _higher)
         peak = _higher(builder, old, peak)
         peak_vector = spread(builder, peak, lanes)
 
@@ -81,7 +82,7 @@ def softmax_step(shape: TileShape) -> Any:
             exp_of_negatives(builder, spread(builder, builder.fsub(old, peak), lanes)), ir.Constant(_INT, 0)
         )
         before = builder.fmul(load(builder, total, 0, _FLOAT, align=4), shrink)
-        _store(builder, builder.fadd(before, _folded(builder, sums, ir.IRBuilder.fadd)), total)
+        _store(builder, builder.fadd(before, folded(builder, sums, ir.IRBuilder.fadd)), total)
         _store(builder, peak, highest)
         _store(builder, shrink, factor)
         return context.get_dummy_value()
@@ -105,21 +106,6 @@ def softmax_step(shape: TileShape) -> Any:
 
 def _higher(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
-
-
-def _folded(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
-    """One number from a vector, halving it: an order that never changes."""
-    n = vector.type.count
-    while n > 1:
-        n //= 2
-        halves = [
-            builder.shuffle_vector(
-                vector, vector, ir.Constant(ir.VectorType(_INT, n), list(range(first, first + n)))
-            )
-            for first in (0, n)
-        ]
-        vector = combine(builder, *halves)
-    return builder.extract_element(vector, ir.Constant(_INT, 0))
 
 
 def _store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:

@@ -65,7 +65,10 @@ def shape_for(features: dict[str, bool]) -> TileShape:
     return TileShape(lanes=4, max_rows=max_rows, has_byte_dot=False, has_bfloat16_dot=False)
 
 
-SHAPE = shape_for(dict(llvmlite.binding.get_host_cpu_features()))
+_FEATURES = dict(llvmlite.binding.get_host_cpu_features())
+SHAPE = shape_for(_FEATURES)
+HAS_HALF: bool = _FEATURES.get("f16c", False) or _FEATURES.get("neon", False)
+"""Whether this machine turns float16 into float32 and back."""
 
 
 # From a builder, the sums so far, a number of a row and a vector of weights: the new sums.
@@ -81,70 +84,19 @@ class Arithmetic:
     multiply_add: MultiplyAdd
 
 
-# From a builder, a vector of sums, its row and first column in the tile, further arguments: what is written.
-_Finish = Callable[[ir.IRBuilder, ir.Value, int, int, list[ir.Value]], ir.Value]
-
-
-def float32_tile(shape: TileShape) -> Any:
-    """For compiled code, the tile of a float32 panel `[steps, columns]`.
-
-    `tile(n_rows, x, x_stride, panel, n_steps, out)`: addresses, and bytes from one row of `x` to the next; `panel`
-    is aligned to its vectors, 1 ≤ `n_rows` ≤ `shape.max_rows`, 1 ≤ `n_steps`. Writes float32 `[n_rows, columns]`.
-    """
-
-    @intrinsic
-    def tile(_typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 6), _generator(shape, FLOAT32, _as_they_are)
-
-    return tile
-
-
 def sums_tile(shape: TileShape, arithmetic: Arithmetic) -> Any:
-    """As `float32_tile` in any arithmetic; writes the sums as that has them.
+    """For compiled code, the tile of a panel `[steps, columns]` in some arithmetic; writes `[n_rows, columns]`.
 
-    `tile(n_rows, x, x_stride, panel, n_steps, out, ahead)`: each step asks for one line of the memory from `ahead`
-    on, wherever that lies, to be brought into the second-level cache.
+    `tile(n_rows, x, x_stride, panel, n_steps, out, ahead)`: addresses, and bytes from one row of `x` to the next;
+    `panel` is aligned to its vectors, 1 ≤ `n_rows` ≤ `shape.max_rows`, 1 ≤ `n_steps`. Each step asks for one line
+    of the memory from `ahead` on, wherever that lies, to be brought into the second-level cache.
     """
 
     @intrinsic
     def tile(
         _typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any, ahead: Any
     ) -> Any:
-        return types.void(*[types.int64] * 7), _generator(shape, arithmetic, _as_they_are, fetches=True)
-
-    return tile
-
-
-def _as_they_are(
-    _builder: ir.IRBuilder, sums: ir.Value, _r: int, _column: int, _further: list[ir.Value]
-) -> ir.Value:
-    return sums
-
-
-def adding_tile(shape: TileShape) -> Any:
-    """As `float32_tile`, onto what stands at `out` already: `out * factor + x @ panel`, a factor for each row.
-
-    `tile(n_rows, x, x_stride, panel, n_steps, out, factor)`: the last is the address of a float32 per row.
-    """
-    vector = ir.VectorType(_FLOAT, shape.lanes)
-
-    def finish(builder: ir.IRBuilder, sums: ir.Value, r: int, column: int, further: list[ir.Value]) -> ir.Value:
-        out, factor = further
-        old = load(builder, out, 4 * (r * shape.columns + column), vector, align=4)
-        of_row = spread(builder, load(builder, factor, 4 * r, _FLOAT, align=4), shape.lanes)
-        return builder.call(_fused(builder, vector), [of_row, old, sums])
-
-    @intrinsic
-    def tile(
-        _typing: Any, n_rows: Any, x: Any, x_stride: Any, panel: Any, n_steps: Any, out: Any, factor: Any
-    ) -> Any:
-        generate = _generator(shape, FLOAT32, finish)
-
-        def with_out(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-            *others, factor_address = arguments
-            return generate(context, builder, signature, [*others, others[-1], factor_address])
-
-        return types.void(*[types.int64] * 7), with_out
+        return types.void(*[types.int64] * 7), _generator(shape, arithmetic)
 
     return tile
 
@@ -180,7 +132,7 @@ def _fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     builder.call(operation, [builder.inttoptr(address, pointer), reads, near, of_data])
 
 
-def _generator(shape: TileShape, arithmetic: Arithmetic, finish: _Finish, *, fetches: bool = False) -> Any:
+def _generator(shape: TileShape, arithmetic: Arithmetic) -> Any:
     """What writes the instructions of a tile function: a loop for each number of rows, and which one to take."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
@@ -192,7 +144,7 @@ def _generator(shape: TileShape, arithmetic: Arithmetic, finish: _Finish, *, fet
             switch.add_case(_long(n), block)
         for n, block in enumerate(blocks, start=1):
             builder.position_at_end(block)
-            _write_loop(builder, shape, arithmetic, finish, n, others, fetches)
+            _write_loop(builder, shape, arithmetic, n, others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -204,13 +156,11 @@ def _write_loop(
     builder: ir.IRBuilder,
     shape: TileShape,
     arithmetic: Arithmetic,
-    finish: _Finish,
     n_rows: int,
     arguments: list[ir.Value],
-    fetches: bool,
 ) -> None:
     """The loop over the steps of a tile with `n_rows`, and its results to memory."""
-    x, x_stride, panel, n_steps, out, *further = arguments
+    x, x_stride, panel, n_steps, out, ahead = arguments
     vector = ir.VectorType(arithmetic.element, shape.lanes)
     sums_vector = ir.VectorType(arithmetic.total, shape.lanes)
     vector_bytes = STEP_BYTES * shape.lanes
@@ -225,9 +175,7 @@ def _write_loop(
     address = builder.add(panel, builder.mul(step, _long(_N_VECTORS * vector_bytes)))
     weights = [load(builder, address, v * vector_bytes, vector, align=vector_bytes) for v in range(_N_VECTORS)]
     offset = builder.mul(step, _long(STEP_BYTES))
-    if fetches:
-        (ahead,) = further
-        _fetch(builder, builder.add(ahead, builder.mul(step, _long(LINE_BYTES))))
+    _fetch(builder, builder.add(ahead, builder.mul(step, _long(LINE_BYTES))))
     numbers = [load(builder, builder.add(row, offset), 0, arithmetic.element, align=STEP_BYTES) for row in rows]
     new = [
         [arithmetic.multiply_add(builder, sums[r][v], numbers[r], weights[v]) for v in range(_N_VECTORS)]
@@ -243,8 +191,7 @@ def _write_loop(
 
     builder.position_at_end(done)
     for r, v in itertools.product(range(n_rows), range(_N_VECTORS)):
-        result = finish(builder, new[r][v], r, v * shape.lanes, further)
-        store(builder, result, out, (r * _N_VECTORS + v) * vector_bytes)
+        store(builder, new[r][v], out, (r * _N_VECTORS + v) * vector_bytes)
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, offset: int, kind: ir.Type, *, align: int) -> ir.Value:

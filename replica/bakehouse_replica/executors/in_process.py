@@ -5,7 +5,7 @@ from time import perf_counter
 
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.dispatch import default_block_size, select_ops
+from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
@@ -22,6 +22,7 @@ from bakehouse_replica.source import ModelFiles
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class InProcessExecutor:
@@ -76,6 +77,11 @@ def build_executor(
     return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
+def kv_dtype_of(settings: ReplicaSettings) -> torch.dtype:
+    """In what the settings have keys and values kept."""
+    return _KV_DTYPES.get(settings.kv_dtype) or default_kv_dtype(_DTYPES[settings.dtype], settings.quantize)
+
+
 def load_executor(
     settings: ReplicaSettings,
     files: ModelFiles,
@@ -89,10 +95,10 @@ def load_executor(
     Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the model so.
     """
     device = torch.device("cpu" if settings.device == "auto" else settings.device)
-    dtype = _DTYPES[settings.dtype]
+    dtype, kv_dtype = _DTYPES[settings.dtype], kv_dtype_of(settings)
     n_threads = settings.n_threads or torch.get_num_threads()
     try:
-        ops = select_ops(device, dtype, n_threads, quantize=settings.quantize)
+        ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
     except ValueError as error:
         raise StartupError(f"model {files.name!r}: {error}") from error
     block_size = settings.block_size or default_block_size(device)
@@ -100,6 +106,7 @@ def load_executor(
         spec,
         dtype=dtype,
         quantize=settings.quantize,
+        kv_dtype=kv_dtype,
         block_size=block_size,
         max_model_len=max_model_len,
         kv_memory_bytes=settings.kv_memory_bytes,
@@ -118,7 +125,8 @@ def load_executor(
     )
     executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
     logger.info(
-        "%s in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, %d blocks of %d tokens (%.0f MB)",
+        "%s in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, "
+        "%d blocks of %d tokens in %s (%.0f MB)",
         files.name,
         settings.quantize if settings.quantize != "none" else str(dtype).removeprefix("torch."),
         device,
@@ -127,6 +135,7 @@ def load_executor(
         perf_counter() - loaded_at,
         memory.n_blocks,
         block_size,
+        str(kv_dtype).removeprefix("torch."),
         memory.kv_bytes / 1e6,
     )
     return executor

@@ -45,6 +45,7 @@ def plan_memory(
     *,
     dtype: torch.dtype,
     quantize: Literal["none", "int8"],
+    kv_dtype: torch.dtype,
     block_size: int,
     max_model_len: int,
     kv_memory_bytes: int | None,
@@ -72,7 +73,7 @@ def plan_memory(
         n_layers=spec.n_layers,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        element_bytes=_FLOAT_BYTES,
+        element_bytes=kv_dtype.itemsize,
         block_size=block_size,
     )
     n_blocks = plan_blocks(shape, budget_bytes=budget_bytes, max_model_len=max_model_len)

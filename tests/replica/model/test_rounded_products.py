@@ -14,7 +14,11 @@ LONG = [(7 * position + 3) % 320 for position in range(70)]
 SEQUENCES = [[5, 9, 200, 31, 7, 7, 18], LONG, [300, 2, 3], [1]]
 
 
-ORACLES = {"bfloat16": RoundedReferenceOps(), "int8": QuantisedReferenceOps()}
+# Keys and values in float16.
+ORACLES = {
+    "bfloat16": RoundedReferenceOps(dtype=torch.float16),
+    "int8": QuantisedReferenceOps(dtype=torch.float16),
+}
 
 
 @pytest.fixture(scope="module", params=ORACLES)

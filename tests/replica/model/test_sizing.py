@@ -40,11 +40,13 @@ def plan(
     max_model_len: int = 1024,
     dtype: torch.dtype = torch.float32,
     quantize: Literal["none", "int8"] = "none",
+    kv_dtype: torch.dtype = torch.float32,
 ) -> MemoryPlan:
     return plan_memory(
         SPEC,
         dtype=dtype,
         quantize=quantize,
+        kv_dtype=kv_dtype,
         block_size=16,
         max_model_len=max_model_len,
         kv_memory_bytes=None if kv_mib is None else kv_mib * MIB,
@@ -74,6 +76,15 @@ def test_half_precision_halves_the_packed_weights_alone() -> None:
     embedding_bytes = 49_152 * 576 * 4
     assert (half.weight_bytes - embedding_bytes) * 2 == single.weight_bytes - embedding_bytes
     assert half.n_blocks == single.n_blocks
+
+
+def test_keys_and_values_in_16_bits_take_half_as_much() -> None:
+    single, half = (
+        plan(available_mib=8192, kv_mib=512),
+        plan(available_mib=8192, kv_mib=512, kv_dtype=torch.float16),
+    )
+    assert half.weight_bytes == single.weight_bytes
+    assert half.n_blocks in (2 * single.n_blocks, 2 * single.n_blocks + 1)
 
 
 def test_int8_keeps_the_embedding_wide_and_a_scale_and_a_sum_for_each_output() -> None:
