@@ -75,7 +75,7 @@ def paged_attention(
         out=out_TND.data_ptr(),
         key=key.data_ptr(),
         value=value.data_ptr(),
-        is_half=key.dtype == torch.float16,
+        element=np.int16(0) if key.dtype == torch.float16 else np.float32(0),
         n_kv_heads=n_kv_heads,
         group=n_heads // n_kv_heads,
         head_dim=head_dim,

@@ -7,19 +7,17 @@ import numpy as np
 from bakehouse_kernels.cpu.addresses import float32_at, int32_at, put_float32
 from bakehouse_kernels.cpu.attention_call import COLUMNS, FLOAT_BYTES, Call, Scratch
 from bakehouse_kernels.cpu.attention_plan import Rows, Run
-from bakehouse_kernels.cpu.attention_tile import scores_tile, values_tile
+from bakehouse_kernels.cpu.attention_tile import heights, scores_tile, values_tile
 from bakehouse_kernels.cpu.compile import compiled
 from bakehouse_kernels.cpu.softmax import softmax_step
-from bakehouse_kernels.cpu.tile import HAS_HALF, SHAPE
+from bakehouse_kernels.cpu.tile import SHAPE
 
 _ROW_BYTES = COLUMNS * FLOAT_BYTES  # of scores and sums
 _MAX_ROWS = SHAPE.max_rows
 
-# Where there is no float16, its tiles are never called, but compiled all the same.
-_FORMATS = (False, HAS_HALF)
-_float_scores, _half_scores = (scores_tile(SHAPE, is_half=is_half) for is_half in _FORMATS)
-_float_values, _half_values = (values_tile(SHAPE, is_half=is_half, is_wide=False) for is_half in _FORMATS)
-_wide_float_values, _wide_half_values = (values_tile(SHAPE, is_half=is_half, is_wide=True) for is_half in _FORMATS)
+_HEIGHTS = heights(SHAPE)
+_scores = scores_tile(SHAPE)
+_values, _wide_values = (values_tile(SHAPE, is_wide=is_wide) for is_wide in (False, True))
 _step = softmax_step(SHAPE)
 
 
@@ -39,20 +37,29 @@ def attend_block(
 
 
 @compiled(exact=True, inlined=True)
+def _height(n_left: int) -> int:
+    """Of the next tile, where so many rows are left."""
+    height = 1
+    for n in _HEIGHTS:
+        if n <= n_left:
+            height = n
+    return height
+
+
+@compiled(exact=True, inlined=True)
 def _score(call: Call, scratch: Scratch, h: int, start: int, stop: int, part: int, following: int) -> None:
     """Scores of the states `start` to `stop`."""
     q_stride = call.head_dim * FLOAT_BYTES
     keys = call.key + part * call.n_key_panels * call.key_panel_bytes
     to_following = (following - part) * call.n_key_panels * call.key_panel_bytes
-    for m in range(start, stop, _MAX_ROWS):
-        n, q = min(_MAX_ROWS, stop - m), scratch.q + (h * scratch.n_states + m) * q_stride
+    m = start
+    while m < stop:
+        n, q = _height(stop - m), scratch.q + (h * scratch.n_states + m) * q_stride
         for p in range(call.n_key_panels):
             panel = keys + p * call.key_panel_bytes
             out = scratch.scores + (p * scratch.n_states + m) * _ROW_BYTES
-            if call.is_half:
-                _half_scores(n, q, q_stride, panel, call.head_dim, out, panel + to_following)
-            else:
-                _float_scores(n, q, q_stride, panel, call.head_dim, out, panel + to_following)
+            _scores(n, q, q_stride, panel, call.head_dim, out, panel + to_following, call.element)
+        m += n
 
 
 @compiled(exact=True, inlined=True)
@@ -103,10 +110,12 @@ def _add_values(
     for p in range(first_slot // COLUMNS, -(-after_slot // COLUMNS)):  # panels of scores
         k, after_k = max(first_slot, p * COLUMNS), min(after_slot, (p + 1) * COLUMNS)
         weights = scratch.scores + p * out_bytes + (k - p * COLUMNS) * FLOAT_BYTES
-        for m in range(start, stop, _MAX_ROWS):
+        m = start
+        while m < stop:
+            n = _height(stop - m)
             _add_slots(
                 call,
-                min(_MAX_ROWS, stop - m),
+                n,
                 weights + m * _ROW_BYTES,
                 values + k * slot_bytes,
                 after_k - k,
@@ -115,6 +124,7 @@ def _add_values(
                 scratch.factor + m * FLOAT_BYTES,
                 to_following,
             )
+            m += n
         if after_k < after_slot:  # the sums are up to date
             for m in range(start, stop):
                 put_float32(scratch.factor + m * FLOAT_BYTES, np.float32(1))
@@ -138,18 +148,10 @@ def _add_slots(
         panel, sums = values + v * panel_bytes, out + v * out_bytes
         ahead = panel + to_following
         if n <= _MAX_ROWS // 2 and v + 1 < call.n_value_panels:
-            if call.is_half:
-                _wide_half_values(
-                    n, weights, _ROW_BYTES, panel, panel_bytes, n_slots, sums, out_bytes, factor, ahead
-                )
-            else:
-                _wide_float_values(
-                    n, weights, _ROW_BYTES, panel, panel_bytes, n_slots, sums, out_bytes, factor, ahead
-                )
+            _wide_values(
+                n, weights, _ROW_BYTES, panel, panel_bytes, n_slots, sums, out_bytes, factor, ahead, call.element
+            )
             v += 2
         else:
-            if call.is_half:
-                _half_values(n, weights, _ROW_BYTES, panel, 0, n_slots, sums, 0, factor, ahead)
-            else:
-                _float_values(n, weights, _ROW_BYTES, panel, 0, n_slots, sums, 0, factor, ahead)
+            _values(n, weights, _ROW_BYTES, panel, 0, n_slots, sums, 0, factor, ahead, call.element)
             v += 1

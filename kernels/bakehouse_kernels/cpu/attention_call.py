@@ -23,7 +23,7 @@ class Call(NamedTuple):
     out: int  # [T, N, D]
     key: int  # the layer's [P, H, K / C, D, C], C columns of a tile
     value: int  # of [P, H, D / C, K, C]
-    is_half: bool  # keys and values: float16
+    element: np.float32 | np.int16  # int16 where keys and values are float16: its type chooses what is compiled
     n_kv_heads: int
     group: int  # query heads to a key head
     head_dim: int

@@ -26,6 +26,7 @@ _FLOAT_BYTES = 4
 _N_VECTORS = 2
 _LINE_BYTES = 64  # of the caches
 _N_WIDE = 2  # panels that a tile of few rows takes at once
+_HEIGHTS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,22 @@ class _Panels:
 _Finish = Callable[[ir.IRBuilder, ir.Value, int, int, int], ir.Value]
 
 
-def scores_tile(shape: TileShape, *, is_half: bool) -> Any:
+def heights(shape: TileShape) -> tuple[int, ...]:
+    """How many rows a tile may have, rising. Each number is a loop of its own, which takes time to compile."""
+    return (*(n for n in _HEIGHTS if n < shape.max_rows), shape.max_rows)
+
+
+def scores_tile(shape: TileShape) -> Any:
     """For compiled code: `out = q @ panel`, of a panel `[steps, columns]` of keys.
 
-    `tile(n_rows, q, q_stride, panel, n_steps, out, following)`: addresses, and bytes from one row of `q` to the
-    next; 1 ≤ `n_rows` ≤ `shape.max_rows`, 1 ≤ `n_steps`. Writes float32 `[n_rows, columns]`. `following` is the
-    address of the panel to fetch ahead.
+    `tile(n_rows, q, q_stride, panel, n_steps, out, following, element)`: addresses, and bytes from one row of `q`
+    to the next; `n_rows` is one of `heights`, 1 ≤ `n_steps`. Writes float32 `[n_rows, columns]`. `following` is
+    the address of the panel to fetch ahead; `element` an int16 where panels hold float16, else a float32.
     """
 
-    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        n_rows, q, q_stride, panel, n_steps, out, following = arguments
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
+        n_rows, q, q_stride, panel, n_steps, out, following, _ = arguments
+        is_half = signature.args[-1] == types.int16
         panels = _Panels(panel, following, _long(0), n_steps)
 
         def write(n: int) -> None:
@@ -59,30 +66,39 @@ def scores_tile(shape: TileShape, *, is_half: bool) -> Any:
                 builder, shape, is_half, (n, 1), (q, q_stride), panels, (out, _long(0)), lambda _b, sums, *_: sums
             )
 
-        _write_for_each(builder, n_rows, shape.max_rows, write)
+        _write_for_each(builder, n_rows, heights(shape), write)
         return context.get_dummy_value()
 
     @intrinsic
     def tile(
-        _typing: Any, n_rows: Any, q: Any, q_stride: Any, panel: Any, n_steps: Any, out: Any, following: Any
+        _typing: Any,
+        n_rows: Any,
+        q: Any,
+        q_stride: Any,
+        panel: Any,
+        n_steps: Any,
+        out: Any,
+        following: Any,
+        element: Any,
     ) -> Any:
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 7, element), generate
 
     return tile
 
 
-def values_tile(shape: TileShape, *, is_half: bool, is_wide: bool) -> Any:
+def values_tile(shape: TileShape, *, is_wide: bool) -> Any:
     """For compiled code: `out = out * factor + weights @ panel`, of a panel `[steps, columns]` of values.
 
-    `tile(n_rows, weights, stride, panel, panel_bytes, n_steps, out, out_bytes, factor, following)`: as
+    `tile(n_rows, weights, stride, panel, panel_bytes, n_steps, out, out_bytes, factor, following, element)`: as
     `scores_tile`, where `factor` is the address of a float32 per row. A wide one takes two panels, `panel_bytes`
     and, at `out`, `out_bytes` apart, and at most half as many rows.
     """
     n_panels = _N_WIDE if is_wide else 1
     vector = ir.VectorType(_FLOAT, shape.lanes)
 
-    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        n_rows, weights, stride, panel, panel_bytes, n_steps, out, out_bytes, factor, following = arguments
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
+        n_rows, weights, stride, panel, panel_bytes, n_steps, out, out_bytes, factor, following, _ = arguments
+        is_half = signature.args[-1] == types.int16
         panels = _Panels(panel, following, panel_bytes, n_steps)
 
         def finish(builder: ir.IRBuilder, sums: ir.Value, r: int, p: int, column: int) -> ir.Value:
@@ -97,7 +113,8 @@ def values_tile(shape: TileShape, *, is_half: bool, is_wide: bool) -> Any:
                 builder, shape, is_half, (n, n_panels), (weights, stride), panels, (out, out_bytes), finish
             )
 
-        _write_for_each(builder, n_rows, shape.max_rows // n_panels, write)
+        sizes = tuple(n for n in heights(shape) if n * n_panels <= shape.max_rows)
+        _write_for_each(builder, n_rows, sizes, write)
         return context.get_dummy_value()
 
     @intrinsic
@@ -113,19 +130,22 @@ def values_tile(shape: TileShape, *, is_half: bool, is_wide: bool) -> Any:
         out_bytes: Any,
         factor: Any,
         following: Any,
+        element: Any,
     ) -> Any:
-        return types.void(*[types.int64] * 10), generate
+        return types.void(*[types.int64] * 10, element), generate
 
     return tile
 
 
-def _write_for_each(builder: ir.IRBuilder, n: ir.Value, most: int, write: Callable[[int], None]) -> None:
-    """The code of `write(1)` to `write(most)`, and a switch over `n` that takes one of them."""
+def _write_for_each(
+    builder: ir.IRBuilder, n: ir.Value, sizes: tuple[int, ...], write: Callable[[int], None]
+) -> None:
+    """The code of `write` for each size, and a switch over `n` that takes one of them."""
     done = builder.append_basic_block("tile_done")
-    blocks = [builder.append_basic_block(f"tile_{rows}") for rows in range(1, most + 1)]
+    blocks = [builder.append_basic_block(f"tile_{rows}") for rows in sizes]
     switch = builder.switch(n, blocks[-1])
-    for rows, block in enumerate(blocks, start=1):
-        if rows < most:
+    for rows, block in zip(sizes, blocks, strict=True):
+        if block is not blocks[-1]:
             switch.add_case(_long(rows), block)
         builder.position_at_end(block)
         write(rows)
