@@ -28,7 +28,7 @@ class CpuOps:
     def __init__(
         self, n_threads: int, *, weight_format: WeightFormat = "float32", kv_dtype: torch.dtype = torch.float32
     ) -> None:
-        """Takes some 30 s where the machine code is not on disk yet, otherwise 1 s.
+        """Takes some 40 s where the machine code is not on disk yet, otherwise 1 s.
 
         Weights are rounded to `weight_format` as they are packed, and inputs of products with them. `kv_dtype`:
         float32, or float16, which keys and values are rounded to as they are written.
