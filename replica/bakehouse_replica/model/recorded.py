@@ -1,7 +1,7 @@
 """Decode steps whose operations are noted once for each number of rows, and then played.
 
-All steps with as many rows read and write the same memory: a recording's inputs stay where they are, and each step's
-own are copied onto them. Shape legend in `bakehouse_kernels.layout`.
+All steps with as many rows read and write the same memory: a recording's inputs stay where they are, and those of
+each step are copied onto them. Shape legend in `bakehouse_kernels.layout`.
 """
 
 from dataclasses import dataclass

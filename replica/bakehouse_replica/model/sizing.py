@@ -17,7 +17,7 @@ _DEFAULT_KV_SHARE = 0.25
 _WORKING_BYTES = 768 * 1024**2
 # Beside its 8-bit weights an output has a scale (float32) and the sum of those weights (int32).
 _OUTPUT_BYTES = 8
-# The embedding is float32 whatever the products multiply, and so are keys and values.
+# The embedding is float32 whatever the products multiply.
 _FLOAT_BYTES = 4
 
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
@@ -53,9 +53,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Weights, and KV cache within `kv_memory_bytes` (None: a quarter of what the weights leave, at most 1 GiB).
 
-    `dtype` is that of packed weights, where they are not quantised; keys and values are float32.
-    Raises `StartupError` with the numbers where the memory does not suffice, or where the cache cannot hold one
-    sequence of `max_model_len` tokens.
+    `dtype` is that of packed weights, where they are not quantised. Raises `StartupError` with the numbers where
+    the memory does not suffice, or where the cache cannot hold one sequence of `max_model_len` tokens.
     """
     weight_bytes = _weight_bytes(spec, dtype, quantize)
     fixed_bytes = weight_bytes + _WORKING_BYTES
