@@ -13,6 +13,7 @@ from collections import Counter
 from local_server import LocalServer, generate_load, serving
 from sse_load import Arrived
 
+LONGEST = 8000  # of a stream: with its prompt it fits the model's context
 WAYS = ("direct", "proxy", "haproxy")
 # "default" is what `bakehouse serve` does, "off" what Serve does by itself, "on" all of THROUGHPUT_OPTIMIZED.
 ENVIRONMENTS: dict[str, dict[str, str]] = {
@@ -53,7 +54,8 @@ def main() -> None:
             with serving(config, ENVIRONMENTS[flags]) as server:
                 generate_load(server, n_streams=4, n_tokens=32)  # what is made at the first request
                 for n_streams in asked.streams:
-                    arrived, used = _measured(server, n_streams, asked.tokens // n_streams)
+                    n_tokens = min(LONGEST, asked.tokens // n_streams)
+                    arrived, used = _measured(server, n_streams, n_tokens)
                     print(f"{way:8} {flags:7} {_row(arrived, used)}", flush=True)
 
 
