@@ -1,30 +1,73 @@
 """Carries a request from gateway to replica and its deltas back, each exactly once.
 
-Which replica serves is decided inside the client. A replica lost before the first delta is made good here by
-another attempt; after it, the loss is reported, and the journal holds what an exact resume needs. Where an engine
-has died, nobody can tell whether this request was the cause or a bystander: it gets one more attempt and no third.
+Which replica serves is decided inside the client. A lost replica is made good here, unseen by whoever reads the
+stream: before the first delta by another attempt, after it by exact resume. Then each choice that has not ended
+goes on as a request of its own, with the ids that the journal holds as output that stands. Noise is keyed by seed
+and position, so what follows is what would have followed.
+
+Where an engine has died, nobody can tell whether this request was the cause or a bystander: it gets one more
+attempt and no third, unless there is progress between the two. Where nobody serves, a stream that has begun waits
+for as long as a replica may take to be replaced; before that, whoever asks is better served by a refusal.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, Unavailable
-from bakehouse_replica.core.types import Delivery, FailureKind, ReplicaStatus, Request, TokenDelta
+from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, ReplicaStatus, Request, TokenDelta
 
 from bakehouse_router.client import ReplicaClient
 from bakehouse_router.journal import Journal
+from bakehouse_router.merging import merged
 
 logger = logging.getLogger(__name__)
 
 # Before each further attempt: by then the router has heard, in most cases, that the replica does not serve.
 RETRY_DELAYS_S = (0.1, 0.5)
+# From the loss of a stream that has begun: models of some gigabytes load in less.
+RESUME_WAIT_S = 180.0
+# However much progress there is between them: far more than a deployment loses replicas while one stream runs.
+MAX_LOSSES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one attempt asks for: `request`, whose choice k is choice `first_choice + k` of the client's."""
+
+    first_choice: int
+    request: Request
+
+
+@dataclass(slots=True)
+class _Losses:
+    """The losses of one stream; those in vain are those since it last got further."""
+
+    n_all: int = 0
+    n_in_vain: int = 0
+    n_dead_in_vain: int = 0
+    n_emitted: int = 0
+    since: float = 0.0
+
+    def delay_after(self, lost: Unavailable, n_emitted: int, now: float) -> float | None:
+        """Counts a loss after so many tokens; for how long to wait before the next attempt, None for no more."""
+        if self.n_all == 0 or n_emitted > self.n_emitted:
+            self.n_in_vain, self.n_dead_in_vain, self.n_emitted, self.since = 0, 0, n_emitted, now
+        self.n_all += 1
+        self.n_in_vain += 1
+        self.n_dead_in_vain += isinstance(lost, EngineDead)
+        waits_on = n_emitted > 0 and now - self.since < RESUME_WAIT_S
+        if self.n_all > MAX_LOSSES or self.n_dead_in_vain > 1:
+            return None
+        if self.n_in_vain > len(RETRY_DELAYS_S) and not waits_on:
+            return None
+        return RETRY_DELAYS_S[min(self.n_in_vain, len(RETRY_DELAYS_S)) - 1]
 
 
 class Dispatcher:
-    """Streams requests through a client, with retry, journal and one terminal delta per choice."""
+    """Streams requests through a client, with resume, journal and one terminal delta per choice."""
 
     def __init__(self, client: ReplicaClient) -> None:
         self._client = client
@@ -36,44 +79,84 @@ class Dispatcher:
     async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries until each choice has ended; closing the generator cancels the request.
 
-        Raises what `ReplicaClient.generate` raises: `Unavailable` after the last attempt, or where a replica is
-        lost after the first delta; and `DeadlineExceeded` where the request's time ran out between two attempts.
+        Raises what `ReplicaClient.generate` raises: `Unavailable` after the last attempt; and `DeadlineExceeded`
+        where the request's time ran out between two attempts.
         """
-        journal = Journal(request)
-        begun_at = asyncio.get_running_loop().time()
-        for n_failures in range(len(RETRY_DELAYS_S) + 1):
-            attempt = _with_time_left(request, asyncio.get_running_loop().time() - begun_at)
-            if n_failures:  # the cancel of the previous attempt may still be on its way to the same replica
-                attempt = replace(attempt, request_id=f"{request.request_id}-retry{n_failures}")
+        journal, clock = Journal(request), asyncio.get_running_loop().time
+        begun_at, losses = clock(), _Losses()
+        while True:
+            parts = _parts(request, journal, losses.n_all, clock() - begun_at)
             try:
-                async with aclosing(self._client.generate(attempt)) as deliveries:
+                async with aclosing(self._attempt(parts, request.request_id)) as deliveries:
                     async for delivery in deliveries:
-                        fresh = tuple(filter(None, map(journal.accept, map(_alive, delivery.deltas))))
-                        if n_failures:
-                            fresh = tuple(replace(delta, request_id=request.request_id) for delta in fresh)
+                        fresh, loss = _taken(delivery.deltas, journal)
                         if fresh:
                             yield delivery if fresh == delivery.deltas else replace(delivery, deltas=fresh)
+                        if loss is not None:
+                            raise loss
                 if journal.is_finished:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")
             except Unavailable as lost:
-                n_more = (1 if isinstance(lost, EngineDead) else len(RETRY_DELAYS_S)) - n_failures
-                if journal.has_begun or n_more <= 0:
+                delay_s = losses.delay_after(lost, journal.n_emitted, clock())
+                if delay_s is None:
                     raise
-                logger.warning("request %s: %s; attempt %d", request.request_id, lost, n_failures + 2)
-            await asyncio.sleep(RETRY_DELAYS_S[n_failures])
+                logger.warning("request %s: %s; attempt %d", request.request_id, lost, losses.n_all + 1)
+            await asyncio.sleep(delay_s)
+
+    def _attempt(self, parts: list[_Part], request_id: str) -> AsyncGenerator[Delivery, None]:
+        """The parts' deliveries, as those of the client's request and choices. Raises where one is lost."""
+        streams = [self._deliveries(part, request_id) for part in parts]
+        return streams[0] if len(streams) == 1 else merged(streams)
+
+    async def _deliveries(self, part: _Part, request_id: str) -> AsyncGenerator[Delivery, None]:
+        is_own = part.first_choice == 0 and part.request.request_id == request_id
+        async with aclosing(self._client.generate(part.request)) as deliveries:
+            async for delivery in deliveries:
+                yield delivery if is_own else _renamed(delivery, request_id, part.first_choice)
 
 
-def _alive(delta: TokenDelta) -> TokenDelta:
-    """The delta, unless it says that the engine has failed: that is the replica's loss, not the choice's end."""
+def _renamed(delivery: Delivery, request_id: str, first_choice: int) -> Delivery:
+    deltas = (
+        replace(delta, request_id=request_id, choice=first_choice + delta.choice) for delta in delivery.deltas
+    )
+    return replace(delivery, deltas=tuple(deltas))
+
+
+def _parts(request: Request, journal: Journal, n_losses: int, elapsed_s: float) -> list[_Part]:
+    """What is still to be had of the request. Raises `DeadlineExceeded`."""
+    whole = [(0, request)] if journal.n_emitted == 0 else journal.resume_requests()
+    return [_Part(choice, _again(part, n_losses, elapsed_s)) for choice, part in whole]
+
+
+def _again(request: Request, n_losses: int, elapsed_s: float) -> Request:
+    """The request for the next attempt, with the time that is left."""
+    if request.timeout_s is not None:
+        if elapsed_s >= request.timeout_s:
+            raise DeadlineExceeded(f"the request's {request.timeout_s:g} s passed before a replica answered")
+        request = replace(request, timeout_s=request.timeout_s - elapsed_s)
+    if n_losses:  # the cancel of the attempt before may still be on its way to the same replica
+        request = replace(request, request_id=f"{request.request_id}-retry{n_losses}")
+    return request
+
+
+def _taken(deltas: tuple[TokenDelta, ...], journal: Journal) -> tuple[tuple[TokenDelta, ...], Unavailable | None]:
+    """What is new of these, and the loss of the replica where one of them tells it."""
+    fresh: list[TokenDelta] = []
+    for delta in deltas:
+        loss = _loss(delta)
+        if loss is not None:
+            return tuple(fresh), loss
+        news = journal.accept(delta)
+        if news is not None:
+            fresh.append(news)
+    return tuple(fresh), None
+
+
+def _loss(delta: TokenDelta) -> Unavailable | None:
+    """What a delta says that is not the choice's end, but the replica's."""
     if delta.failure is not None and delta.failure.kind is FailureKind.ENGINE:
-        raise EngineDead(delta.failure.message)
-    return delta
-
-
-def _with_time_left(request: Request, elapsed_s: float) -> Request:
-    if request.timeout_s is None:
-        return request
-    if elapsed_s >= request.timeout_s:
-        raise DeadlineExceeded(f"the request's {request.timeout_s:g} s passed before a replica answered")
-    return replace(request, timeout_s=request.timeout_s - elapsed_s)
+        return EngineDead(delta.failure.message)
+    if delta.finish is FinishReason.CANCELLED:
+        return Unavailable("the replica cancelled this request; it is probably going down")
+    return None

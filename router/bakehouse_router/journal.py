@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from bakehouse_replica.core.hashing import choice_seed
-from bakehouse_replica.core.types import Request, TokenDelta
+from bakehouse_replica.core.types import Request, TokenDelta, Usage
 
 
 class Journal:
     """The emitted ids of one request, per choice; pure.
 
     Ids already emitted are never changed: a delta that repeats them is cut to what is new, its log-probabilities
-    with it. Those of the prompt pass once.
+    with it. Those of the prompt pass once, and the number of its cached tokens stays the one told first.
     """
 
     def __init__(self, request: Request) -> None:
@@ -18,6 +18,7 @@ class Journal:
         self._emitted: list[list[int]] = [list(request.prior_output) for _ in range(request.params.n)]
         self._is_ended = [False] * request.params.n
         self._has_prompt_logprobs = False
+        self._cached_tokens: int | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -25,10 +26,10 @@ class Journal:
         return all(self._is_ended)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether anything new has been emitted, so that a plain retry would repeat it."""
+    def n_emitted(self) -> int:
+        """New ids so far, over all choices, each end counted as one: it grows with whatever a client was sent."""
         n_prior = len(self._request.prior_output)
-        return any(self._is_ended) or any(len(emitted) > n_prior for emitted in self._emitted)
+        return sum(len(emitted) - n_prior for emitted in self._emitted) + sum(self._is_ended)
 
     def accept(self, delta: TokenDelta) -> TokenDelta | None:
         """Record a delta and return what is new of it, None where nothing is.
@@ -50,7 +51,8 @@ class Journal:
         self._is_ended[delta.choice] = delta.finish is not None
         prompt_logprobs = () if self._has_prompt_logprobs else delta.prompt_logprobs
         self._has_prompt_logprobs = self._has_prompt_logprobs or bool(prompt_logprobs)
-        if not n_repeated and prompt_logprobs is delta.prompt_logprobs:
+        usage = self._as_told_first(delta.usage)
+        if not n_repeated and prompt_logprobs is delta.prompt_logprobs and usage is delta.usage:
             return delta
         return replace(
             delta,
@@ -58,7 +60,16 @@ class Journal:
             token_ids=fresh,
             logprobs=delta.logprobs[n_repeated:],
             prompt_logprobs=prompt_logprobs,
+            usage=usage,
         )
+
+    def _as_told_first(self, usage: Usage | None) -> Usage | None:
+        if usage is None or usage.cached_tokens == self._cached_tokens:
+            return usage
+        if self._cached_tokens is None:
+            self._cached_tokens = usage.cached_tokens
+            return usage
+        return replace(usage, cached_tokens=self._cached_tokens)
 
     def resume_requests(self) -> list[tuple[int, Request]]:
         """Each unfinished choice with the request that continues it, `n` 1, under its own seed."""
@@ -71,6 +82,7 @@ class Journal:
         return replace(
             request,
             request_id=request.request_id if params.n == 1 else f"{request.request_id}-{choice}",
+            first_choice=request.first_choice + choice,
             params=replace(
                 params,
                 n=1,

@@ -313,18 +313,22 @@ async def test_c61_choices_and_echo_and_usage_come_once_after_a_loss(way: Json) 
     assert (found.count("prompt_tokens"), found.count("completion_tokens")) == (2, 8)
 
 
-async def test_c61_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error() -> None:
-    gate = Gate(1)
-    async with two_replicas(REPLY, raise_at=1, before_step=gate.before_step) as http:
-        async with opened(http, completion()) as stream:
+@pytest.mark.parametrize("raise_at", [1, 2])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_c61_a_replica_lost_after_the_first_token_is_not_noticed(raise_at: int, n: int) -> None:
+    gate, usage = Gate(1), {"stream_options": {"include_usage": True}}
+    async with two_replicas(REPLY, raise_at=raise_at, before_step=gate.before_step) as http:
+        async with opened(http, completion(n=n, logprobs=1, **usage)) as stream:
             await stream.advance()
             gate.open()
-            broken = await stream.rest()
-        again = await ask(http, completion())
-    assert (broken.choice.text, broken.choice.finish) == ("a", None)
-    assert broken.error is not None
-    assert broken.error["code"] == "engine_dead"
-    assert again.choice.text == "abc"
+            found = await stream.rest()
+        again = await ask(http, completion(n=n, logprobs=1))
+    assert (found.error, found.is_done) == (None, True)
+    assert [(choice.text, choice.finishes) for choice in found.choices.values()] == [("abc", ["stop"])] * n
+    assert (found.count("prompt_tokens"), found.count("completion_tokens")) == (2, 4 * n)
+    assert [choice.logprobs for choice in found.choices.values()] == [
+        choice.logprobs for choice in again.choices.values()
+    ]
 
 
 def steps_of(plans: Sequence[StepPlan], is_meant: Callable[[Chunk], bool]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import fake_cluster
@@ -168,24 +170,67 @@ def test_a_client_that_goes_frees_its_blocks(cluster: Cluster, is_streamed: bool
     assert wait_until(lambda: cluster.n_held_blocks() == 0, 10, "its blocks are free") < 1.5
 
 
-def test_killed_replicas_end_their_streams_turn_health_and_are_replaced(cluster: Cluster) -> None:
-    body = {"model": "smollm2", "prompt": PREFIX, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    lines: list[str] = []
+@dataclass
+class Read:
+    """What one stream has brought."""
 
-    with cluster.http.stream("POST", "/v1/completions", json=body) as response:
-        for line in response.iter_lines():
-            lines.append(line)
-            if len(lines) == 1:
-                for replica in cluster.actors("Replica"):
-                    replica.send_signal(signal.SIGKILL)
-        killed_s = time.monotonic()
+    texts: dict[int, str] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
+    n_tokens: int = 0
 
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert any('"error"' in line for line in lines[-6:])
-    wait_until(lambda: cluster.health() == 503, 10, "health turns 503")
-    assert time.monotonic() - killed_s < 2.5
-    wait_until(lambda: cluster.health() == 200, RECOVERY_TIMEOUT_S, "new replicas serve")
-    assert cluster.complete(PREFIX).status_code == 200
+
+async def read_stream(http: httpx.AsyncClient, body: dict[str, object], has_begun: asyncio.Event) -> Read:
+    told = Read()
+    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+    async with http.stream("POST", "/v1/completions", json=asked) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                index = choice["index"]
+                told.texts[index] = told.texts.get(index, "") + choice["text"]
+                told.finishes[index] = told.finishes.get(index, "") + (choice["finish_reason"] or "")
+            told.n_tokens = (event.get("usage") or {}).get("completion_tokens", told.n_tokens)
+            has_begun.set()
+    return told
+
+
+@pytest.mark.parametrize("n_killed", [1, 2])
+async def test_c61_streams_of_killed_replicas_go_on_as_if_nothing_had_been(
+    cluster: Cluster, n_killed: int
+) -> None:
+    """On the other one, or, where both are killed, on their successors; until those are there, health says so."""
+    wait_until(lambda: len(cluster.models_and_replicas()[1]) == 2, RECOVERY_TIMEOUT_S, "both replicas serve")
+    bodies = [
+        {
+            "model": "smollm2",
+            "prompt": [100 * index + token for token in range(1, 80)],
+            "n": 1 + index % 3,
+            "max_tokens": 1200,
+            "ignore_eos": True,
+            "seed": index,
+        }
+        for index in range(6)
+    ]
+    begun = [asyncio.Event() for _ in bodies]
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=RECOVERY_TIMEOUT_S) as http:
+        streams = [asyncio.create_task(read_stream(http, *each)) for each in zip(bodies, begun, strict=True)]
+        await asyncio.gather(*(event.wait() for event in begun))
+        assert not any(stream.done() for stream in streams)
+        for replica in cluster.actors("Replica")[:n_killed]:
+            replica.send_signal(signal.SIGKILL)
+        if n_killed == 2:
+            await asyncio.to_thread(wait_until, lambda: cluster.health() == 503, 10, "health turns 503")
+        told = await asyncio.gather(*streams)
+        undisturbed = [(await http.post("/v1/completions", json=body)).json() for body in bodies]
+
+    for read, whole in zip(told, undisturbed, strict=True):
+        assert read.texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+        assert set(read.finishes.values()) == {"length"}
+        assert read.n_tokens == whole["usage"]["completion_tokens"]
+    wait_until(lambda: cluster.n_held_blocks() == 0, 10, "no block is held")
 
 
 def test_c49_a_killed_gateway_comes_back_lists_what_it_did_and_frees_what_it_had_running(

@@ -121,15 +121,72 @@ async def test_the_number_of_attempts_is_bounded(lost: Unavailable, n_attempts: 
     assert len(client.asked) == client.n_closed == n_attempts
 
 
-async def test_a_replica_lost_after_the_first_delta_is_reported_and_nothing_repeated() -> None:
-    client = ScriptedClient([delivery(delta(0, 10)), LOST])
-    stream = Dispatcher(client).stream(request())
+async def test_a_replica_lost_after_the_first_delta_is_made_good_by_a_resume() -> None:
+    """The second replica is told what stands already, and may repeat some of it."""
+    client = ScriptedClient([delivery(delta(0, 10)), LOST], [ENDING])
 
-    assert await anext(stream) == delivery(delta(0, 10))
-    with pytest.raises(Unavailable):
-        await anext(stream)
+    assert await collect(client, request()) == [
+        delivery(delta(0, 10)),
+        delivery(delta(1, 11, finish=FinishReason.STOP), replica_id="b"),
+    ]
+    assert client.asked == [request(), replace(request(), request_id="r-retry1", prior_output=(10,))]
 
-    assert len(client.asked) == 1
+
+async def test_what_came_in_the_same_delivery_as_the_loss_is_passed_on() -> None:
+    failure = Failure(kind=FailureKind.ENGINE, message="the engine has failed")
+    failed = delta(1, choice=0, finish=FinishReason.ERROR, failure=failure)
+    client = ScriptedClient([delivery(delta(0, 10), failed)], [ENDING])
+
+    assert [found.deltas for found in await collect(client, request())] == [
+        (delta(0, 10),),
+        (delta(1, 11, finish=FinishReason.STOP),),
+    ]
+
+
+async def test_a_replica_that_goes_down_and_cancels_its_requests_is_a_loss() -> None:
+    client = ScriptedClient([delivery(delta(0, 10)), delivery(delta(1, finish=FinishReason.CANCELLED))], [ENDING])
+
+    assert (await collect(client, request()))[-1].deltas == (delta(1, 11, finish=FinishReason.STOP),)
+
+
+async def test_progress_between_two_losses_earns_another_attempt() -> None:
+    client = ScriptedClient(
+        [delivery(delta(0, 10)), LOST], [delivery(delta(1, 11)), LOST], [delivery(delta(2, 12)), LOST], [LOST], []
+    )
+
+    with pytest.raises(EngineDead):
+        await collect(client, request())
+
+    assert [asked.prior_output for asked in client.asked] == [(), (10,), (10, 11), (10, 11, 12)]
+
+
+async def test_losses_are_bounded_whatever_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "RETRY_DELAYS_S", (0.0, 0.0))
+    scripts: list[list[Act]] = [[delivery(delta(index, index)), LOST] for index in range(dispatch.MAX_LOSSES + 5)]
+    client = ScriptedClient(*scripts)
+
+    with pytest.raises(EngineDead):
+        await collect(client, request())
+
+    assert len(client.asked) == dispatch.MAX_LOSSES + 1
+
+
+async def test_each_unfinished_choice_goes_on_and_keeps_its_number() -> None:
+    finish = FinishReason.STOP
+    begun = delivery(delta(0, 10), delta(0, 20, choice=1, finish=finish), delta(0, 30, choice=2))
+    client = ScriptedClient(
+        [begun, LOST], [delivery(delta(1, 11, finish=finish))], [delivery(delta(1, 31, finish=finish))]
+    )
+
+    first, *others = await collect(client, request(n=3))
+
+    assert first == begun
+    assert sorted((one for other in others for one in other.deltas), key=lambda one: one.choice) == [
+        delta(1, 11, finish=finish),
+        delta(1, 31, choice=2, finish=finish),
+    ]
+    assert [asked.first_choice for asked in client.asked] == [0, 0, 2]
+    assert client.n_closed == 3
 
 
 @pytest.mark.parametrize(
@@ -146,7 +203,8 @@ async def test_what_another_replica_would_not_change_is_not_retried(error: Bakeh
 
 
 async def test_a_stream_that_ends_before_its_choices_is_a_loss() -> None:
-    client = ScriptedClient([delivery(delta(0, 10)), delivery(delta(0, 20, choice=1, finish=FinishReason.STOP))])
+    begun = [delivery(delta(0, 10)), delivery(delta(0, 20, choice=1, finish=FinishReason.STOP))]
+    client = ScriptedClient(begun, [], [])
 
     with pytest.raises(Unavailable, match="ended before its choices did"):
         await collect(client, request(n=2))

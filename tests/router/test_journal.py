@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import FinishReason, Request, TokenDelta, TokenLogprob
+from bakehouse_replica.core.types import FinishReason, Request, TokenDelta, TokenLogprob, Usage
 from bakehouse_router.journal import Journal
 
 
@@ -113,15 +113,34 @@ def test_an_end_without_new_ids_passes() -> None:
     assert journal.accept(ending) == delta(1, finish=FinishReason.STOP)
 
 
-def test_only_new_output_is_a_beginning() -> None:
+def test_only_new_output_counts_as_emitted() -> None:
     journal = Journal(request(prior=(7, 8)))
-    assert not journal.has_begun
+    assert journal.n_emitted == 0
 
     assert journal.accept(delta(0, 7, 8)) is None
-    assert not journal.has_begun
+    assert journal.n_emitted == 0
 
     journal.accept(delta(2, 9))
-    assert journal.has_begun
+    assert journal.n_emitted == 1
+
+
+def test_an_end_counts_as_emitted_too() -> None:
+    journal = Journal(request())
+    journal.accept(delta(0, finish=FinishReason.STOP))
+
+    assert journal.n_emitted == 1
+
+
+def test_how_much_of_the_prompt_was_cached_is_what_the_first_replica_said() -> None:
+    journal = Journal(request())
+    usage = Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=1)
+    journal.accept(replace(delta(0, 10), usage=usage))
+
+    elsewhere = Usage(prompt_tokens=9, cached_tokens=8, completion_tokens=2)
+    found = journal.accept(replace(delta(1, 11, finish=FinishReason.STOP), usage=elsewhere))
+
+    assert found is not None
+    assert found.usage == replace(elsewhere, cached_tokens=4)
 
 
 def test_a_single_choice_resumes_as_itself_with_what_it_has_said() -> None:
@@ -142,4 +161,5 @@ def test_each_unfinished_choice_resumes_alone_under_its_own_seed() -> None:
     assert [again.prior_output for _, again in resumed] == [(10,), ()]
     assert [again.params.seed for _, again in resumed] == [choice_seed(5, 0), choice_seed(5, 2)]
     assert {again.params.n for _, again in resumed} == {1}
+    assert [again.first_choice for _, again in resumed] == [0, 2]
     assert len({again.request_id for _, again in resumed}) == 2

@@ -282,7 +282,7 @@ class Sequence:
             params=call.request.params,
             seeds=self.seeds,
             output_index=len(self.tokens) - self.n_prompt,
-            choice=self.choice,
+            choice=call.request.first_choice + self.choice,
             prompt_ids=call.request.prompt_ids if call.shows_prompt else (),
             output_ids=tuple(self.tokens[self.n_prompt :]) if call.shows_output else (),
         )

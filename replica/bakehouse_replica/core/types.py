@@ -43,15 +43,17 @@ class Request:
 
     `prior_output` is what an earlier replica has already emitted; it is replayed *as output*: it counts towards
     `max_tokens`, penalties, stop ids and usage, and emission continues at output index `len(prior_output)`.
-    It may be non-empty only where `params.n` is 1. `priority`: smaller is served first. `timeout_s` is the
-    time that remains, so that it can cross machines whose clocks differ. `cache_salt` separates tenants: blocks
-    are shared only under an equal salt.
+    It may be non-empty only where `params.n` is 1. `first_choice`: which choice of the client's call choice 0 of
+    this one is, for executors that tell them apart; deltas count from 0 in any case. `priority`: smaller is served
+    first. `timeout_s` is the time that remains, so that it can cross machines whose clocks differ. `cache_salt`
+    separates tenants: blocks are shared only under an equal salt.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     prior_output: tuple[int, ...] = ()
+    first_choice: int = 0
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
