@@ -18,7 +18,7 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
-from bakehouse_router.ray_client import KvAwareRouter, RayCalls
+from bakehouse_router.ray_client import KvAwareRouter, RayCall, RayCalls
 from bakehouse_router.streaming_client import StreamingClient
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
@@ -218,6 +218,8 @@ class Response(DeploymentResponseGenerator[Delivery]):
     """Plays a script instead of a call; at its end it waits for ever unless `ends`."""
 
     def __init__(self, script: Sequence[object], *, ends: bool = True) -> None:
+        routing: asyncio.Future[ReplicaResult] = asyncio.get_running_loop().create_future()
+        super().__init__(routing, RequestMetadata(request_id="r", internal_request_id="i"))
         self._script = iter(script)
         self._ends = ends
         self.is_cancelled = False
@@ -396,6 +398,43 @@ async def test_cancelling_while_nothing_has_come_cancels_the_call() -> None:
         await waiting
 
     assert response.is_cancelled
+
+
+class Taken:
+    """The call at the replica that has taken it."""
+
+    def __init__(self) -> None:
+        self.n_cancels = 0
+
+    def cancel(self) -> None:
+        self.n_cancels += 1
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_a_call_that_a_replica_has_taken_is_cancelled_there_once(is_seen: bool) -> None:
+    """On the router's own loop Serve forgets one at which nobody has looked since it was taken."""
+    taken = Taken()
+    routing: asyncio.Future[ReplicaResult] = asyncio.get_running_loop().create_future()
+    routing.set_result(cast(ReplicaResult, taken))
+    metadata = RequestMetadata(request_id="r", internal_request_id="i")
+    response = DeploymentResponseGenerator[Delivery](routing, metadata, _is_router_running_in_separate_loop=False)
+    if is_seen:
+        await response._fetch_future_result_async()
+
+    RayCall(response).cancel()
+
+    assert taken.n_cancels == 1
+
+
+async def test_a_call_that_is_still_being_routed_is_cancelled_there() -> None:
+    routing: asyncio.Future[ReplicaResult] = asyncio.get_running_loop().create_future()
+    metadata = RequestMetadata(request_id="r", internal_request_id="i")
+
+    RayCall(
+        DeploymentResponseGenerator[Delivery](routing, metadata, _is_router_running_in_separate_loop=False)
+    ).cancel()
+
+    assert routing.cancelled()
 
 
 async def test_a_call_whose_choices_have_all_ended_is_left_alone() -> None:
