@@ -224,13 +224,18 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor can hold and do in one step. `block_bytes`: of one block, 0 where it holds no tensors."""
+    """What an executor can hold and do in one step. `block_bytes`: of one block, 0 where it holds no tensors.
+
+    `max_flights`: how many steps may have been begun whose result nobody has taken. With 2, the next step is
+    planned and begun while one runs.
+    """
 
     n_blocks: int
     block_size: int
     block_bytes: int = 0
     max_step_tokens: int
     max_sequences: int
+    max_flights: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
