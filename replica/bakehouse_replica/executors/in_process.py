@@ -2,15 +2,16 @@
 
 import logging
 from time import perf_counter
+from typing import Protocol
 
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.executor import Done
+from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.core.types import Capacity, StepPlan
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -26,11 +27,21 @@ _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bf
 _KV_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
-class InProcessExecutor:
-    """Carries out plans in the thread that asks. Without `constraints`, which its runner has too, no grammars."""
+class StepRunner(Protocol):
+    """Carries out plans on one device."""
 
-    def __init__(self, *, runner: Runner, capacity: Capacity, constraints: ConstraintSource | None = None) -> None:
-        self._runner: Runner | None = runner
+    def begin(self, plan: StepPlan) -> Pending:
+        """See `Executor.begin`."""
+        ...
+
+
+class InProcessExecutor:
+    """Carries out plans by a runner. Without `constraints`, which the runner has too, no grammars."""
+
+    def __init__(
+        self, *, runner: StepRunner, capacity: Capacity, constraints: ConstraintSource | None = None
+    ) -> None:
+        self._runner: StepRunner | None = runner
         self._capacity = capacity
         self._constraints = constraints
 
@@ -43,13 +54,10 @@ class InProcessExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    def begin(self, plan: StepPlan) -> Done:
+    def begin(self, plan: StepPlan) -> Pending:
         """One step of the model."""
         assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
-        begun_at = perf_counter()
-        sampled, scored = self._runner.run(plan)
-        elapsed_s = perf_counter() - begun_at
-        return Done(StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s))
+        return self._runner.begin(plan)
 
     def close(self) -> None:
         """Lets go of weights and cache."""

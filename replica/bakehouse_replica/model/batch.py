@@ -40,6 +40,18 @@ class FlatChunks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexArrays:
+    """Where the rows of a step stand, as `BatchTensors` says, on the host."""
+
+    positions_T: NDArray[np.int64]
+    slots_T: NDArray[np.int64]
+    query_start_S1: Indices
+    context_len_S: Indices
+    block_table_SB: Indices
+    sample_at_R: Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTensors:
     """The chunks of one step, end to end; prefill and decode look alike.
 
@@ -78,30 +90,40 @@ def flatten(chunks: tuple[Chunk, ...]) -> FlatChunks:
     )
 
 
-def build_batch(flat: FlatChunks, *, block_size: int, device: torch.device) -> BatchTensors:
-    """The tensors of a step, on `device` but for those of the host."""
+def index_arrays(flat: FlatChunks, block_size: int) -> IndexArrays:
+    """What the chunks' rows read and write."""
     n_chunks = len(flat.n_tokens_S)
     query_start_S1 = np.zeros(n_chunks + 1, np.int32)
     np.cumsum(flat.n_tokens_S, out=query_start_S1[1:])
     block_table_SB = _block_table(flat.n_blocks_S, flat.block_ids_A)
-
     chunk_of_T = np.repeat(np.arange(n_chunks), flat.n_tokens_S)
     positions_T = np.arange(len(chunk_of_T)) + (flat.start_S - query_start_S1[:-1])[chunk_of_T]
     block_T = block_table_SB[chunk_of_T, positions_T // block_size].astype(np.int64)
-    slots_T = block_T * block_size + positions_T % block_size
-    sample_at_R = query_start_S1[1:][flat.wants_sample_S] - 1
+    return IndexArrays(
+        positions_T=positions_T,
+        slots_T=block_T * block_size + positions_T % block_size,
+        query_start_S1=query_start_S1,
+        context_len_S=flat.start_S + flat.n_tokens_S,
+        block_table_SB=block_table_SB,
+        sample_at_R=query_start_S1[1:][flat.wants_sample_S] - 1,
+    )
+
+
+def build_batch(flat: FlatChunks, *, block_size: int, device: torch.device) -> BatchTensors:
+    """The tensors of a step, on `device` but for those of the host."""
+    arrays = index_arrays(flat, block_size)
 
     def move(indices: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(indices.astype(np.int64, copy=False)).to(device)
 
     return BatchTensors(
         token_ids_T=move(flat.token_ids_T),
-        positions_T=move(positions_T),
-        slots_T=move(slots_T),
-        query_start_S1=torch.from_numpy(query_start_S1),
-        context_len_S=torch.from_numpy(flat.start_S + flat.n_tokens_S),
-        block_table_SB=torch.from_numpy(block_table_SB),
-        sample_at_R=move(sample_at_R),
+        positions_T=move(arrays.positions_T),
+        slots_T=move(arrays.slots_T),
+        query_start_S1=torch.from_numpy(arrays.query_start_S1),
+        context_len_S=torch.from_numpy(arrays.context_len_S),
+        block_table_SB=torch.from_numpy(arrays.block_table_SB),
+        sample_at_R=move(arrays.sample_at_R),
         score_at_Q=move(flat.score_at_Q),
     )
 
