@@ -35,7 +35,7 @@ class ModelSection(_Section):
     """What is served. `source`: alias, folder, GGUF file, hub id, or `scripted:FILE`.
 
     `chat_template`: a file or the text. `tool_format`: how the model writes tool calls; `auto` goes by its chat
-    template.
+    template. `weights` `dummy`: random ones, made from the model's configuration alone.
     """
 
     source: Annotated[str, Field(min_length=1)] = "smollm2"
@@ -48,6 +48,7 @@ class ModelSection(_Section):
     quantize: Literal["none", "int8"] = "none"
     kv_dtype: Literal["auto", "float32", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    weights: Literal["checkpoint", "dummy"] = "checkpoint"
 
 
 class ReplicaSection(_Section):
@@ -127,7 +128,7 @@ class Config(_Section):
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        return ModelSource(model=self.model.source, revision=self.model.revision)
+        return ModelSource(model=self.model.source, revision=self.model.revision, weights=self.model.weights)
 
     @property
     def served_name(self) -> str:

@@ -7,6 +7,7 @@ output index k of a request with P prompt tokens stands at position P + k.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from bakehouse_replica.core.sampling import SamplingParams, require
 
@@ -301,7 +302,11 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from: an alias (`smollm2`), a folder, a GGUF file, a hub id, or `scripted:FILE`."""
+    """Where a model comes from: an alias (`smollm2`), a folder, a GGUF file, a hub id, or `scripted:FILE`.
+
+    `weights` `dummy`: random ones in the shapes of its configuration, whose own weights need not be there.
+    """
 
     model: str = "smollm2"
     revision: str | None = None
+    weights: Literal["checkpoint", "dummy"] = "checkpoint"

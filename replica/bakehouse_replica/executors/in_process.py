@@ -6,12 +6,13 @@ from typing import Protocol
 
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
+from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan
+from bakehouse_replica.executors.device_choice import dtype_of, kv_dtype_of
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -22,9 +23,6 @@ from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import ModelFiles
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class StepRunner(Protocol):
@@ -87,11 +85,6 @@ def build_executor(
     return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
-def kv_dtype_of(settings: ReplicaSettings) -> torch.dtype:
-    """In what the settings have keys and values kept."""
-    return _KV_DTYPES.get(settings.kv_dtype) or default_kv_dtype(_DTYPES[settings.dtype], settings.quantize)
-
-
 def load_executor(
     settings: ReplicaSettings,
     files: ModelFiles,
@@ -100,12 +93,12 @@ def load_executor(
     *,
     constraints: ConstraintSource | None = None,
 ) -> InProcessExecutor:
-    """The executor that the settings ask for, with weights loaded and kernels compiled.
+    """The executor that the settings ask for on the CPU, with weights loaded and kernels compiled.
 
     Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the model so.
     """
-    device = torch.device("cpu" if settings.device == "auto" else settings.device)
-    dtype, kv_dtype = _DTYPES[settings.dtype], kv_dtype_of(settings)
+    device = torch.device("cpu")
+    dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
     n_threads = settings.n_threads or torch.get_num_threads()
     try:
         ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)

@@ -7,10 +7,13 @@ from time import perf_counter
 
 import torch
 from bakehouse_kernels.api import Ops
+from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, Chunk, Sample, StepPlan
+from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.in_process import InProcessExecutor
 from bakehouse_replica.model.buckets import Buckets, buckets_of
 from bakehouse_replica.model.constraint import ConstraintSource
@@ -18,6 +21,9 @@ from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS, DeviceMemory, graph_bytes_of, plan_device_blocks
 from bakehouse_replica.model.spec import ModelSpec
+from bakehouse_replica.model.weights import load_weights
+from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_replica.source import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +31,68 @@ logger = logging.getLogger(__name__)
 MAX_GRAPH_ROWS = 256
 # The step in flight, and the one that is planned meanwhile.
 MAX_FLIGHTS = 2
+
+
+def load_device_executor(
+    settings: ReplicaSettings,
+    files: ModelFiles,
+    spec: ModelSpec,
+    max_model_len: int,
+    *,
+    constraints: ConstraintSource | None = None,
+) -> InProcessExecutor:
+    """The executor that the settings ask for on a GPU, with weights loaded and decode steps recorded.
+
+    Raises `StartupError` where the device cannot serve the model so.
+    """
+    device = device_of(settings)
+    dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
+    n_threads = settings.n_threads or torch.get_num_threads()
+    try:
+        ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
+    except ValueError as error:
+        raise StartupError(f"model {files.name!r}: {error}") from error
+    begun_at = perf_counter()
+    # Nobody but the decoder keeps the weights, so what it packs into a copy is freed.
+    decoder = Decoder(spec, load_weights(files, spec, dtype=dtype, device=device), ops)
+    loaded_at = perf_counter()
+    block_size = settings.block_size or default_block_size(device)
+    model = DeviceModel(
+        spec=spec,
+        decoder=decoder,
+        ops=ops,
+        device=device,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_step_tokens=settings.max_step_tokens,
+        max_sequences=settings.max_sequences,
+    )
+    shape = KVShape(
+        n_layers=spec.n_layers,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        element_bytes=kv_dtype.itemsize,
+        block_size=block_size,
+    )
+    n_blocks = plan_device_blocks(
+        shape, measure(model), kv_memory_bytes=settings.kv_memory_bytes, max_model_len=max_model_len
+    )
+    executor = build_device_executor(
+        model, n_blocks=n_blocks, block_bytes=shape.block_bytes, max_flights=MAX_FLIGHTS, constraints=constraints
+    )
+    logger.info(
+        "%s in %s on %s: weights in %.1f s, warm-up and graphs in %.1f s, %d blocks of %d tokens in %s (%.0f MB)",
+        files.name,
+        str(dtype).removeprefix("torch."),
+        torch.cuda.get_device_name(device),
+        loaded_at - begun_at,
+        perf_counter() - loaded_at,
+        n_blocks,
+        block_size,
+        str(kv_dtype).removeprefix("torch."),
+        n_blocks * shape.block_bytes / 1e6,
+    )
+    return executor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,33 +198,28 @@ def measure(model: DeviceModel) -> DeviceMemory:
     )
 
 
-def plan_blocks_of(model: DeviceModel, memory: DeviceMemory, kv_shape: KVShape, kv_bytes: int | None) -> int:
-    """Blocks for sequences on this device."""
-    return plan_device_blocks(kv_shape, memory, kv_memory_bytes=kv_bytes, max_model_len=model.max_model_len)
-
-
 def largest_step(model: DeviceModel, n_blocks: int) -> StepPlan:
-    """As many sequences and tokens as one step may have, in so many blocks, a token drawn after each chunk."""
-    n_chunks = min(model.max_sequences, model.max_step_tokens, n_blocks)
-    n_tokens = min(model.max_step_tokens, n_blocks // n_chunks * n_chunks * model.block_size)
+    """As many sequences and tokens as a step may have and `n_blocks` hold, a token drawn after each chunk."""
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    chunks, next_block = [], 0
-    for index in range(n_chunks):
-        length = n_tokens // n_chunks + (1 if index < n_tokens % n_chunks else 0)
-        length = min(length, model.max_model_len)
-        taken = blocks_for(length, model.block_size)
-        if next_block + taken > n_blocks:
+    chunks: list[Chunk] = []
+    n_tokens, next_block = model.max_step_tokens, 0
+    for index in range(min(model.max_sequences, n_tokens, n_blocks)):
+        # What is left is shared out among the sequences that are left.
+        length = min(-(-n_tokens // (model.max_sequences - index)), model.max_model_len)
+        length = min(length, (n_blocks - next_block) * model.block_size)
+        if length <= 0:
             break
+        after_block = next_block + blocks_for(length, model.block_size)
         chunks.append(
             Chunk(
                 sequence_id=index,
                 token_ids=(0,) * length,
                 start=0,
-                block_ids=tuple(range(next_block, next_block + taken)),
+                block_ids=tuple(range(next_block, after_block)),
                 sample=Sample(params=params, seeds=(index,), output_index=0),
             )
         )
-        next_block += taken
+        n_tokens, next_block = n_tokens - length, after_block
     return StepPlan(step=0, copies=(), chunks=tuple(chunks))
 
 

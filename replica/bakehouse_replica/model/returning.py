@@ -38,6 +38,6 @@ class Returning:
         room_R.copy_(drawn_R, non_blocking=True)
         if not self._is_asynchronous:
             return Returned(room_R, None)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return Returned(room_R, arrived)

@@ -64,7 +64,7 @@ class Runner:
             return (), ()
         flat = self._known(plan, flatten(plan.chunks))
         batch = build_batch(flat, block_size=self._cache.block_size, device=self._device)
-        if _is_repeatable(plan.chunks):
+        if self._decoder.is_ops_alone and _is_repeatable(plan.chunks):
             self._sampled = self._draw(plan.chunks, self._recorded.forward(batch))
             return self._sampled, ()
         n_drawn = len(batch.sample_at_R)

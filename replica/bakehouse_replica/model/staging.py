@@ -131,7 +131,8 @@ class Staging:
             begin = end
         self._words[self._n_drawn : self._n_drawn + begin].copy_(host.words[:begin], non_blocking=True)
         if self._device.type == "cuda":
-            host.sent = host.sent or torch.cuda.Event()
+            if host.sent is None:
+                host.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             host.sent.record()
         return self.inputs(sizes)
 

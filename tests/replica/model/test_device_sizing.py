@@ -24,7 +24,7 @@ def test_a_small_device_keeps_half_a_gibibyte_free() -> None:
 
 
 def test_a_budget_that_is_asked_for_is_kept_null_block_included() -> None:
-    assert plan_device_blocks(SHAPE, MEMORY, kv_memory_bytes=GIB, max_model_len=8192) == 511
+    assert plan_device_blocks(SHAPE, MEMORY, kv_memory_bytes=GIB, max_model_len=4096) == 511
 
 
 def test_a_budget_beyond_what_is_left_is_refused_with_the_numbers() -> None:
