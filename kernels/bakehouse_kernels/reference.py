@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from bakehouse_kernels.api import AttentionPlan, Ops, Packed, Recording
 from bakehouse_kernels.layout import SURVEY_BLOCK, KVCache, Survey
+from bakehouse_kernels.reference_draw import adjust, draw
 
 _CPU = torch.device("cpu")
 
@@ -32,6 +33,9 @@ class ReferenceOps:
         """`device` and `dtype` of the cache."""
         self._device = device
         self._dtype = dtype
+
+    adjust = staticmethod(adjust)
+    draw = staticmethod(draw)
 
     def pack(self, weight_IO: Tensor) -> Packed:
         """The weight itself."""
