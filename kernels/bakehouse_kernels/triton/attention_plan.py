@@ -1,0 +1,163 @@
+"""Which rows the attention kernels take together: made on the host once per step, used by every layer.
+
+Chunks of one row (decode) go through `split_decode`, split by split of their context; splits that several of them
+have in common go through `shared_prefix`, which gives the same bits. Other chunks go in tiles through
+`paged_attention`. So which bits a row gets depends on its own chunk alone.
+
+All of it is one array of int32 on the device, moved there by one copy:
+    header    how many items and groups there are, and where items, groups and sharers begin
+    tiles     of each strip of a chunk's rows: first query, first row, rows from there on, position, blocks
+    members   of each decode row: row, position
+    items     of each split that a row has for itself: member, split, row, position, blocks
+    groups    of each split that rows have in common: split, first sharer, number of sharers, blocks
+    sharers   member, row, position of decode rows, those with common blocks side by side
+    table     the block table
+where `blocks` is the index in the array at which the sequence's blocks begin. A step without tiles may be recorded:
+then members stand right behind the header, and launches depend on nothing but rows and width of the table.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bakehouse_kernels.api import AttentionPlan
+from bakehouse_kernels.triton.attention_work import (
+    MIN_READS_SAVED,
+    Chunks,
+    Indices,
+    Members,
+    Shared,
+    items_of,
+    members_of,
+    nothing_shared,
+    shared_of,
+    tiles_of,
+)
+from bakehouse_kernels.triton.launch import device_class_of, launch_of
+
+HEADER = 8
+N_ITEMS, ITEMS_AT, N_GROUPS, GROUPS_AT, SHARERS_AT, MEMBERS_AT = range(6)
+TILE_FIELDS, MEMBER_FIELDS, ITEM_FIELDS, GROUP_FIELDS, SHARER_FIELDS = 5, 2, 5, 4, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPlan:
+    """The array on the device, and what launches depend on.
+
+    `n_members`: chunks of one row. `max_splits`: of any of them, each of which has room for so many partial
+    results. `max_groups`: 0 where none can be.
+    """
+
+    array: Tensor
+    block_size: int
+    split_tokens: int
+    n_rows: int
+    n_tiles: int
+    n_members: int
+    max_splits: int
+    max_groups: int
+
+
+def plan_attention(
+    block_table_SB: Tensor,
+    query_start_S1: Tensor,
+    context_len_S: Tensor,
+    *,
+    block_size: int,
+    device: torch.device,
+    into: AttentionPlan | None = None,
+    split_tokens: int | None = None,
+) -> TritonPlan:
+    """The plan of a step, moved to `device` without waiting; the tensors are on the host and may change afterwards.
+
+    Without `split_tokens` splits are as long as the launch table says.
+    Only a plan of chunks of one row each is refilled, by one of as many. See `api.Ops.plan_attention`.
+    """
+    if split_tokens is None:
+        split_tokens = launch_of("combine_splits", device_class_of(device)).tiles["SPLIT"]
+    chunks = _chunks(block_table_SB, query_start_S1, context_len_S)
+    tiles, members = tiles_of(chunks), members_of(chunks, split_tokens)
+    n_members = members.row_R.size
+    max_splits, max_groups = _bounds(chunks, n_members, split_tokens, block_size)
+    if into is not None:
+        assert isinstance(into, TritonPlan), "a plan from `plan_attention`"
+        assert into.n_rows == into.n_members == n_members == len(chunks.n_rows_S), "chunks of one row, as many"
+        assert max_splits <= into.max_splits, "a plan for a table at least as wide"
+        max_groups = into.max_groups
+    may_share = max_groups > 0
+    shared = shared_of(chunks, members, split_tokens, block_size) if may_share else nothing_shared(n_members)
+    items = items_of(members, shared.n_splits_R, split_tokens)
+    staged = _staged(chunks, tiles, members, items, shared, device)
+    if into is not None:
+        into.array[: len(staged)].copy_(staged, non_blocking=True)
+        return into
+    n_numbers = len(staged)
+    if len(tiles):
+        max_splits, max_groups = int(members.n_splits_R.max(initial=1)), len(shared.groups)
+    else:
+        n_numbers = _most_numbers(chunks, n_members, max_splits, max_groups)
+    array = torch.empty(n_numbers, dtype=torch.int32, device=device)
+    array[: len(staged)].copy_(staged, non_blocking=True)
+    return TritonPlan(
+        array=array,
+        block_size=block_size,
+        split_tokens=split_tokens,
+        n_rows=int(chunks.n_rows_S.sum()),
+        n_tiles=len(tiles),
+        n_members=n_members,
+        max_splits=max_splits,
+        max_groups=max_groups,
+    )
+
+
+def _chunks(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor) -> Chunks:
+    for index in (block_table_SB, query_start_S1, context_len_S):
+        assert index.dtype == torch.int32, f"index tensors are int32, not {index.dtype}"
+        assert index.device.type == "cpu", f"plans are made on the host, not on {index.device}"
+    n_sequences = context_len_S.shape[0]
+    assert block_table_SB.shape[0] == n_sequences == query_start_S1.shape[0] - 1, "one table row a chunk"
+    starts = query_start_S1.numpy()
+    chunks = Chunks(block_table_SB.numpy(), starts[:-1], np.diff(starts), context_len_S.numpy())
+    assert (chunks.n_rows_S <= chunks.context_len_S).all(), "rows are positions of their context"
+    return chunks
+
+
+def _bounds(chunks: Chunks, n_members: int, split_tokens: int, block_size: int) -> tuple[int, int]:
+    """The most splits and groups that any members with this table may have."""
+    n_tokens = chunks.table_SB.shape[1] * block_size
+    n_full = n_tokens // split_tokens
+    max_groups = n_full * (n_members // 2) if n_full * (n_members - 1) >= MIN_READS_SAVED else 0
+    return max(1, -(-n_tokens // split_tokens)), max_groups
+
+
+def _most_numbers(chunks: Chunks, n_members: int, max_splits: int, max_groups: int) -> int:
+    """The length of the array for any members with a table of this width."""
+    n_records = n_members * (MEMBER_FIELDS + max_splits * ITEM_FIELDS + SHARER_FIELDS) + max_groups * GROUP_FIELDS
+    return HEADER + n_records + chunks.table_SB.size
+
+
+def _staged(
+    chunks: Chunks, tiles: Indices, members: Members, items: Indices, shared: Shared, device: torch.device
+) -> Tensor:
+    """The array on the host, sequences replaced by where their blocks begin."""
+    parts = (tiles, members.records, items, shared.groups, shared.sharers, chunks.table_SB)
+    *begins, end = np.cumsum([HEADER, *(part.size for part in parts)]).tolist()
+    tiles_at, members_at, items_at, groups_at, sharers_at, table_at = begins
+    # Pinned, that the copy need not be waited for. PyTorch keeps pinned memory for the next step, and gives it out
+    # again only when copies from it have ended (https://docs.pytorch.org/docs/stable/notes/cuda.html): so
+    # nothing writes over a plan that is still on its way.
+    staged = torch.empty(end, dtype=torch.int32, pin_memory=device.type == "cuda")
+    array = staged.numpy()
+    array[:HEADER] = 0
+    array[[N_ITEMS, ITEMS_AT, N_GROUPS, GROUPS_AT]] = len(items), items_at, len(shared.groups), groups_at
+    array[[SHARERS_AT, MEMBERS_AT]] = sharers_at, members_at
+    for begin, part in zip(begins, parts, strict=True):
+        array[begin : begin + part.size] = part.ravel()
+    width = chunks.table_SB.shape[1]
+    for begin, part in ((tiles_at, tiles), (items_at, items), (groups_at, shared.groups)):
+        sequence = array[begin : begin + part.size].reshape(part.shape)[:, -1]
+        sequence *= width
+        sequence += table_at
+    return staged
