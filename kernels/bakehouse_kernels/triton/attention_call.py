@@ -68,7 +68,8 @@ def attention_call(
     assert n_heads % n_kv_heads == 0, f"{n_heads} query heads do not divide into {n_kv_heads} key heads"
     assert head_dim == key_dim, f"head dimension {head_dim} against {key_dim}"
     assert q_TND.dtype == key.dtype == value.dtype, f"queries of {q_TND.dtype} over keys of {key.dtype}"
-    assert key.is_contiguous() and value.is_contiguous(), "a cache from `new_cache`"
+    assert key.is_contiguous(), "a cache from `new_cache`"
+    assert value.is_contiguous(), "a cache from `new_cache`"
     assert scale > 0.0, f"scale is {scale}"
     if head_dim not in _HEAD_DIMS:
         raise ValueError(f"head dimension is {head_dim}; the kernels serve {_HEAD_DIMS[0]} to {_HEAD_DIMS[-1]}")

@@ -12,8 +12,8 @@ All of it is one array of int32 on the device, moved there by one copy:
     groups    of each split that rows have in common: split, first sharer, number of sharers, blocks
     sharers   member, row, position of decode rows, those with common blocks side by side
     table     the block table
-where `blocks` is the index in the array at which the sequence's blocks begin. A step without tiles may be recorded:
-then members stand right behind the header, and launches depend on nothing but rows and width of the table.
+where `blocks` is the index in the array at which the sequence's blocks begin. A step of decode rows alone may be
+recorded: launches then depend on nothing but the number of rows and the width of the table.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ from bakehouse_kernels.api import AttentionPlan
 from bakehouse_kernels.triton.attention_work import (
     MIN_READS_SAVED,
     Chunks,
-    Indices,
     Members,
+    Records,
     Shared,
     items_of,
     members_of,
@@ -70,7 +70,7 @@ def plan_attention(
     into: AttentionPlan | None = None,
     split_tokens: int | None = None,
 ) -> TritonPlan:
-    """The plan of a step, moved to `device` without waiting; the tensors are on the host and may change afterwards.
+    """The plan of a step, sent to `device`; the tensors are on the host, and free once this returns.
 
     Without `split_tokens` splits are as long as the launch table says.
     Only a plan of chunks of one row each is refilled, by one of as many. See `api.Ops.plan_attention`.
@@ -118,8 +118,8 @@ def _chunks(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tenso
         assert index.device.type == "cpu", f"plans are made on the host, not on {index.device}"
     n_sequences = context_len_S.shape[0]
     assert block_table_SB.shape[0] == n_sequences == query_start_S1.shape[0] - 1, "one table row a chunk"
-    starts = query_start_S1.numpy()
-    chunks = Chunks(block_table_SB.numpy(), starts[:-1], np.diff(starts), context_len_S.numpy())
+    starts = query_start_S1.numpy().astype(np.int64)
+    chunks = Chunks(block_table_SB.numpy(), starts[:-1], np.diff(starts), context_len_S.numpy().astype(np.int64))
     assert (chunks.n_rows_S <= chunks.context_len_S).all(), "rows are positions of their context"
     return chunks
 
@@ -139,7 +139,7 @@ def _most_numbers(chunks: Chunks, n_members: int, max_splits: int, max_groups: i
 
 
 def _staged(
-    chunks: Chunks, tiles: Indices, members: Members, items: Indices, shared: Shared, device: torch.device
+    chunks: Chunks, tiles: Records, members: Members, items: Records, shared: Shared, device: torch.device
 ) -> Tensor:
     """The array on the host, sequences replaced by where their blocks begin."""
     parts = (tiles, members.records, items, shared.groups, shared.sharers, chunks.table_SB)

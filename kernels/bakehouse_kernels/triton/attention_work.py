@@ -1,7 +1,7 @@
 """The pieces of work of a step's attention, as arrays of numbers: tiles, members, items, groups.
 
 `attention_plan` says what their columns are, all but the last column of blocks, which holds the sequence here.
-Columns stand side by side in int32 arrays. R counts members, the chunks of one row.
+Records stand in int32 arrays, `[n, fields]`. R counts members, the chunks of one row.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int32]
+Records = NDArray[np.int32]
+Numbers = NDArray[np.int64]
 
 STRIP = 8
 """Queries that one tile record stands for: tiles of rows hold a multiple of them."""
@@ -19,42 +20,43 @@ STRIP = 8
 MAX_SHARERS = 8
 """Rows that share a split and are taken together, at most: with 4 query heads each, a tile of 32 rows."""
 
-# One more launch takes as long as reading some 8 splits of 512 tokens (2 MB each with 8 key heads of 128). Groups
-# that save fewer reads do not pay, the less so as those who read a block at one time find it in the device's cache.
+# One more launch takes some 4 µs, as long as reading 8 splits of 512 tokens (2 MB each with 8 key heads of 128).
+# Groups that save fewer reads do not pay; that rows which read a block at one time find it in the device's cache
+# makes them pay even less.
 MIN_READS_SAVED = 8
 
 
 class Chunks(NamedTuple):
     """What a step's attention is planned from."""
 
-    table_SB: Indices
-    first_row_S: Indices
-    n_rows_S: Indices
-    context_len_S: Indices
+    table_SB: NDArray[np.int32]
+    first_row_S: Numbers
+    n_rows_S: Numbers
+    context_len_S: Numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
     """The chunks of one row, and how many splits each has."""
 
-    sequence_R: NDArray[np.int64]
-    row_R: Indices
-    position_R: Indices
-    n_splits_R: Indices
+    sequence_R: Numbers
+    row_R: Numbers
+    position_R: Numbers
+    n_splits_R: Numbers
 
     @property
-    def records(self) -> Indices:
+    def records(self) -> Records:
         """Row and position."""
-        return np.stack([self.row_R, self.position_R], axis=1)
+        return np.stack([self.row_R, self.position_R], axis=1).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """Splits that members have in common: of each member how many leading ones, the groups, and who is in them."""
 
-    n_splits_R: Indices
-    groups: Indices
-    sharers: Indices
+    n_splits_R: Numbers
+    groups: Records
+    sharers: Records
 
 
 def members_of(chunks: Chunks, split_tokens: int) -> Members:
@@ -64,7 +66,7 @@ def members_of(chunks: Chunks, split_tokens: int) -> Members:
     return Members(sequence_R, chunks.first_row_S[sequence_R], position_R, position_R // split_tokens + 1)
 
 
-def tiles_of(chunks: Chunks) -> Indices:
+def tiles_of(chunks: Chunks) -> Records:
     """Of each strip of a chunk of several rows: first query, row, rows from there on, position, sequence."""
     sequences = np.flatnonzero(chunks.n_rows_S > 1)
     sequence, strip = _numbered(sequences, -(-chunks.n_rows_S[sequences] // STRIP))
@@ -75,7 +77,7 @@ def tiles_of(chunks: Chunks) -> Indices:
     return _longest_first(tiles, position)
 
 
-def items_of(members: Members, n_shared_R: Indices, split_tokens: int) -> Indices:
+def items_of(members: Members, n_shared_R: Numbers, split_tokens: int) -> Records:
     """Of each split that a member has for itself: member, split, row, position, sequence."""
     everyone = np.arange(members.sequence_R.size)
     member, split = _numbered(everyone, members.n_splits_R - n_shared_R)
@@ -87,7 +89,7 @@ def items_of(members: Members, n_shared_R: Indices, split_tokens: int) -> Indice
 
 def nothing_shared(n_members: int) -> Shared:
     """No groups."""
-    return Shared(np.zeros(n_members, np.int32), np.zeros((0, 4), np.int32), np.zeros((0, 3), np.int32))
+    return Shared(np.zeros(n_members, np.int64), np.zeros((0, 4), np.int32), np.zeros((0, 3), np.int32))
 
 
 def shared_of(chunks: Chunks, members: Members, split_tokens: int, block_size: int) -> Shared:
@@ -112,7 +114,7 @@ def shared_of(chunks: Chunks, members: Members, split_tokens: int, block_size: i
     groups = _groups(n_common)
     if int((groups[:, 2] - 1).sum()) < MIN_READS_SAVED:
         return nothing_shared(n_members)
-    n_shared_R = np.zeros(n_members, np.int32)
+    n_shared_R = np.zeros(n_members, np.int64)
     n_shared_R[sharers] = np.maximum(np.append(n_common, 0), np.append(0, n_common))
     sequence = members.sequence_R[sharers[groups[:, 1]]]
     return Shared(
@@ -122,8 +124,8 @@ def shared_of(chunks: Chunks, members: Members, split_tokens: int, block_size: i
     )
 
 
-def _groups(n_common: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Split, first row and number of rows, where rows i and i + 1 have the first `n_common[i]` splits in common."""
+def _groups(n_common: Numbers) -> Numbers:
+    """Split, first row, number of rows, where rows i and i + 1 have the first `n_common[i]` splits in common."""
     groups = []
     # Between two of the numbers that occur, all splits are shared by the same rows.
     for low, high in pairwise(np.unique(np.append(n_common, 0)).tolist()):
@@ -137,23 +139,24 @@ def _groups(n_common: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(groups) if groups else np.zeros((0, 3), np.int64)
 
 
-def _order(table: Indices) -> NDArray[np.int64]:
+def _order(table: NDArray[np.int32]) -> Numbers:
     """The rows in the order of their bytes: those with a common beginning are neighbours."""
     return np.argsort(table.astype(">i4").view(f"S{4 * table.shape[1]}")[:, 0], kind="stable")
 
 
-def _n_equal_leading(table: Indices) -> NDArray[np.int64]:
+def _n_equal_leading(table: NDArray[np.int32]) -> Numbers:
     """How many leading numbers each row but the first has in common with the one before."""
     differs = table[1:] != table[:-1]
-    return np.where(differs.any(axis=1), differs.argmax(axis=1), table.shape[1])
+    n_equal: Numbers = np.where(differs.any(axis=1), differs.argmax(axis=1), table.shape[1])
+    return n_equal
 
 
-def _numbered(things: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _numbered(things: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
     """Each thing as often as its count says, and beside it 0, 1, 2 and so on."""
     ends = np.cumsum(counts)
     return np.repeat(things, counts), np.arange(counts.sum()) - np.repeat(ends - counts, counts)
 
 
-def _longest_first(work: NDArray[np.int64], length: NDArray[np.int64]) -> Indices:
+def _longest_first(work: Numbers, length: Numbers) -> Records:
     """The longest begin first: so programs end at about the same time."""
     return work[np.argsort(-length, kind="stable")].astype(np.int32)

@@ -1,6 +1,6 @@
 """The loop over keys that all attention kernels share: online softmax over tiles of keys found by the block table.
 
-For a tile of rows (queries times the query heads that share a key head), with s = q · kᵀ * scale, perhaps soft-capped
+For a tile of rows (queries times the query heads that share a key head), with s = q · kᵀ * scale, perhaps capped
 to `softcap * tanh(s / softcap)`, a tile of keys folds into the state (highest m, total l, sums o) as
     m' = max(m, max s)      p = 2^(s - m')      l' = l * 2^(m - m') + sum p      o' = o * 2^(m - m') + p · v
 where s counts in units of log 2, so that the exponential is one instruction.
@@ -8,10 +8,10 @@ where s counts in units of log 2, so that the exponential is one instruction.
 Sources: online softmax, Milakov and Gimelshein 2018 (arXiv 1805.02867); its tiles, FlashAttention-2, Dao 2023
 (arXiv 2307.08691); keys and values in blocks, PagedAttention, Kwon et al. 2023 (arXiv 2309.06180).
 
-Tiles of keys begin at multiples of BLOCK_N of the context, whatever tile of rows looks at them, and one of which a
-row sees nothing leaves its state as it was, to the bit: so a row's result does not depend on its neighbours. Only an
-infinite or undefined *value* that a row does not see may reach it, from a later token of its own chunk in the same
-tile, since nothing times a NaN is one.
+Tiles of keys begin at multiples of BLOCK_N of the context, whatever tile of rows looks at them, and one of which
+a row sees nothing leaves its state as it was, to the bit: so a row's result does not depend on its neighbours.
+But an infinite or undefined *value* of its own sequence may reach a row that does not see it, where a row of the
+same tile does: nothing times a NaN is one.
 
 Shape legend in `bakehouse_kernels.layout`; M rows of a tile, L keys of a tile.
 """

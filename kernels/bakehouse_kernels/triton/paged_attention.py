@@ -2,9 +2,9 @@
 
     out[t, n] = sum over visible j of softmax_j(cap(q[t, n] · k[j, h] * scale)) v[j, h],   h = n // (N / H)
 
-A query at position p of its context sees the keys j <= p and, in a window w, j > p - w. `key_loop` has the equation
-of a tile and the sources. The query heads of a group are rows of one tile, so keys and values are read once for all
-of them (grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245).
+A query at position p of its context sees the keys j <= p and, with a window w, j > p - w only. `key_loop` has the
+equation of a tile and the sources. The query heads of a group are rows of one tile, so keys and values are read
+once for all of them (grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245).
 """
 
 import triton
@@ -72,7 +72,8 @@ def attend_tiles(call: AttentionCall, plan: TritonPlan) -> None:
 
 def tile_rows(group: int, asked: int) -> int:
     """Rows of a tile: those asked for, or what one strip of queries needs."""
-    return max(asked, triton.next_power_of_2(STRIP * group))
+    least: int = triton.next_power_of_2(STRIP * group)
+    return max(asked, least)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Decode of sequences that share blocks: a split that several rows have in common is read once for all of them.
 
-Its product is that of `split_decode`, with more rows to a tile, and the results are partials of the same kind, so a
-row's bits do not depend on whether it shares; they are merged with those of its other splits as there.
+Its sums are made as in `split_decode`, with more rows to a tile, and its results are partials of the same kind,
+which are merged with those of a row's other splits as there: so a row's bits do not tell whether it shares.
 Sources: Hydragen, Juravsky et al. 2024 (arXiv 2402.05099); cascade inference, Ye et al. 2024
 (https://flashinfer.ai/2024/02/02/cascade-inference.html).
 """
@@ -31,8 +31,8 @@ _SHARER_FIELDS: tl.constexpr = tl.constexpr(SHARER_FIELDS)
 
 def attend_shared(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
     """The splits that rows have in common; modifies the result of rows of one split, and the partials."""
-    # How a split is summed is said once.
-    block_n = call.launch("split_decode").tiles["BLOCK_N"]
+    # In which order the sums of a split are made is said once: tiles and warps must be those of `split_decode`.
+    alone = call.launch("split_decode")
     launch = call.launch("shared_prefix")
     part = min(launch.tiles["BLOCK_M"] // call.group, MAX_SHARERS)
     n_parts = -(-MAX_SHARERS // part)
@@ -50,8 +50,8 @@ def attend_shared(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
         call.q_TND.stride(1),
         *call.numbers,
         **call.constants,
-        **launch.options,
-        BLOCK_N=block_n,
+        **{**launch.options, "num_warps": alone.num_warps},
+        BLOCK_N=alone.tiles["BLOCK_N"],
         SPLIT=plan.split_tokens,
         PART=part,
         N_PARTS=n_parts,

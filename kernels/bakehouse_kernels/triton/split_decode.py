@@ -6,8 +6,8 @@ Source: Flash-Decoding, Dao et al. 2023 (https://pytorch.org/blog/flash-decoding
 as the launch table says, however many rows there are: so a row's result depends on no other row. Rows that see one
 split only are done at once.
 
-Programs are as many as run at a time, and each takes every PROGRAMS-th piece of work: a recorded launch is made for
-the widest table, and programs that find nothing to do cost as much as those that start.
+Programs are as many as run at a time, and each takes every PROGRAMS-th piece of work: a recorded launch would else
+need one for each split of the widest table, and to start programs that find nothing to do takes time as well.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _ROWS: tl.constexpr = tl.constexpr(16)  # the fewest that a product takes, and a
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Of each member and split, at `member * max_splits + split`: attention `[·, N, D]`, log-denominator `[·, N]`."""
+    """Attention `[·, N, D]`, log-denominator `[·, N]` of members' splits, at `member * max_splits + split`."""
 
     mean: Tensor
     log_total: Tensor
@@ -180,7 +180,7 @@ def _combine_splits(
     SPLIT: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """A program for each member and query head; BLOCK_S splits are read at a time, which begin at multiples of it."""
+    """A program for each member and query head; BLOCK_S splits are read at a time, from multiples of it on."""
     member, head = tl.program_id(0), tl.program_id(1)
     record = plan + tl.load(plan + _MEMBERS_AT) + member * _MEMBER_FIELDS
     row, position = tl.load(record).to(tl.int64), tl.load(record + 1)
