@@ -23,18 +23,7 @@ import torch
 from torch import Tensor
 
 from bakehouse_kernels.api import AttentionPlan
-from bakehouse_kernels.triton.attention_work import (
-    MIN_READS_SAVED,
-    Chunks,
-    Members,
-    Records,
-    Shared,
-    items_of,
-    members_of,
-    nothing_shared,
-    shared_of,
-    tiles_of,
-)
+from bakehouse_kernels.triton.attention_work import Chunks, Work, max_groups, work_of
 from bakehouse_kernels.triton.launch import device_class_of, launch_of
 
 HEADER = 8
@@ -78,38 +67,51 @@ def plan_attention(
     if split_tokens is None:
         split_tokens = launch_of("combine_splits", device_class_of(device)).tiles["SPLIT"]
     chunks = _chunks(block_table_SB, query_start_S1, context_len_S)
-    tiles, members = tiles_of(chunks), members_of(chunks, split_tokens)
-    n_members = members.row_R.size
-    max_splits, max_groups = _bounds(chunks, n_members, split_tokens, block_size)
-    if into is not None:
-        assert isinstance(into, TritonPlan), "a plan from `plan_attention`"
-        assert into.n_rows == into.n_members == n_members == len(chunks.n_rows_S), "chunks of one row, as many"
-        assert max_splits <= into.max_splits, "a plan for a table at least as wide"
-        max_groups = into.max_groups
-    may_share = max_groups > 0
-    shared = shared_of(chunks, members, split_tokens, block_size) if may_share else nothing_shared(n_members)
-    items = items_of(members, shared.n_splits_R, split_tokens)
-    staged = _staged(chunks, tiles, members, items, shared, device)
-    if into is not None:
-        into.array[: len(staged)].copy_(staged, non_blocking=True)
-        return into
-    n_numbers = len(staged)
-    if len(tiles):
-        max_splits, max_groups = int(members.n_splits_R.max(initial=1)), len(shared.groups)
+    work = work_of(chunks, split_tokens, block_size)
+    staged = _staged(chunks, work, pinned=device.type == "cuda")
+    if into is None:
+        plan = _new_plan(chunks, work, len(staged), split_tokens, block_size, device)
     else:
-        n_numbers = _most_numbers(chunks, n_members, max_splits, max_groups)
-    array = torch.empty(n_numbers, dtype=torch.int32, device=device)
-    array[: len(staged)].copy_(staged, non_blocking=True)
+        assert isinstance(into, TritonPlan), "a plan from `plan_attention`"
+        n_members = len(work.members.row_R)
+        assert into.n_rows == into.n_members == n_members == len(chunks.n_rows_S), "chunks of one row, as many"
+        assert (into.split_tokens, into.block_size) == (split_tokens, block_size), "splits and blocks as long"
+        assert _max_splits(chunks, split_tokens, block_size) <= into.max_splits, "a table at least as wide"
+        plan = into
+    plan.array[: len(staged)].copy_(staged, non_blocking=True)
+    return plan
+
+
+def _new_plan(
+    chunks: Chunks, work: Work, n_staged: int, split_tokens: int, block_size: int, device: torch.device
+) -> TritonPlan:
+    """Its array is uninitialised."""
+    n_members, width = len(work.members.row_R), chunks.table_SB.shape[1]
+    if len(work.tiles):  # never recorded, so launched as it is
+        n_numbers, n_groups = n_staged, len(work.shared.groups)
+        max_splits = int(work.members.n_splits_R.max(initial=1))
+    else:
+        max_splits = _max_splits(chunks, split_tokens, block_size)
+        n_groups = max_groups(n_members, width, split_tokens, block_size)
+        n_records = (
+            n_members * (MEMBER_FIELDS + max_splits * ITEM_FIELDS + SHARER_FIELDS) + n_groups * GROUP_FIELDS
+        )
+        n_numbers = HEADER + n_records + chunks.table_SB.size
     return TritonPlan(
-        array=array,
+        array=torch.empty(n_numbers, dtype=torch.int32, device=device),
         block_size=block_size,
         split_tokens=split_tokens,
         n_rows=int(chunks.n_rows_S.sum()),
-        n_tiles=len(tiles),
+        n_tiles=len(work.tiles),
         n_members=n_members,
         max_splits=max_splits,
-        max_groups=max_groups,
+        max_groups=n_groups,
     )
+
+
+def _max_splits(chunks: Chunks, split_tokens: int, block_size: int) -> int:
+    """The most splits that a member with this table may have."""
+    return max(1, -(-chunks.table_SB.shape[1] * block_size // split_tokens))
 
 
 def _chunks(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor) -> Chunks:
@@ -124,31 +126,16 @@ def _chunks(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tenso
     return chunks
 
 
-def _bounds(chunks: Chunks, n_members: int, split_tokens: int, block_size: int) -> tuple[int, int]:
-    """The most splits and groups that any members with this table may have."""
-    n_tokens = chunks.table_SB.shape[1] * block_size
-    n_full = n_tokens // split_tokens
-    max_groups = n_full * (n_members // 2) if n_full * (n_members - 1) >= MIN_READS_SAVED else 0
-    return max(1, -(-n_tokens // split_tokens)), max_groups
-
-
-def _most_numbers(chunks: Chunks, n_members: int, max_splits: int, max_groups: int) -> int:
-    """The length of the array for any members with a table of this width."""
-    n_records = n_members * (MEMBER_FIELDS + max_splits * ITEM_FIELDS + SHARER_FIELDS) + max_groups * GROUP_FIELDS
-    return HEADER + n_records + chunks.table_SB.size
-
-
-def _staged(
-    chunks: Chunks, tiles: Records, members: Members, items: Records, shared: Shared, device: torch.device
-) -> Tensor:
+def _staged(chunks: Chunks, work: Work, *, pinned: bool) -> Tensor:
     """The array on the host, sequences replaced by where their blocks begin."""
-    parts = (tiles, members.records, items, shared.groups, shared.sharers, chunks.table_SB)
+    tiles, items, shared = work.tiles, work.items, work.shared
+    parts = (tiles, work.members.records, items, shared.groups, shared.sharers, chunks.table_SB)
     *begins, end = np.cumsum([HEADER, *(part.size for part in parts)]).tolist()
     tiles_at, members_at, items_at, groups_at, sharers_at, table_at = begins
     # Pinned, that the copy need not be waited for. PyTorch keeps pinned memory for the next step, and gives it out
     # again only when copies from it have ended (https://docs.pytorch.org/docs/stable/notes/cuda.html): so
     # nothing writes over a plan that is still on its way.
-    staged = torch.empty(end, dtype=torch.int32, pin_memory=device.type == "cuda")
+    staged = torch.empty(end, dtype=torch.int32, pin_memory=pinned)
     array = staged.numpy()
     array[:HEADER] = 0
     array[[N_ITEMS, ITEMS_AT, N_GROUPS, GROUPS_AT]] = len(items), items_at, len(shared.groups), groups_at

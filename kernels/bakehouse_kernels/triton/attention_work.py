@@ -59,6 +59,29 @@ class Shared:
     sharers: Records
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that is to be done in a step."""
+
+    tiles: Records
+    members: Members
+    items: Records
+    shared: Shared
+
+
+def work_of(chunks: Chunks, split_tokens: int, block_size: int) -> Work:
+    """The work on these chunks."""
+    members = members_of(chunks, split_tokens)
+    shared = shared_of(chunks, members, split_tokens, block_size)
+    return Work(tiles_of(chunks), members, items_of(members, shared.n_splits_R, split_tokens), shared)
+
+
+def max_groups(n_members: int, table_width: int, split_tokens: int, block_size: int) -> int:
+    """The most groups that members with a table of this width may have."""
+    n_full = 0 if split_tokens % block_size else table_width * block_size // split_tokens
+    return n_full * (n_members // 2) if n_full * (n_members - 1) >= MIN_READS_SAVED else 0
+
+
 def members_of(chunks: Chunks, split_tokens: int) -> Members:
     """The chunks of one row."""
     sequence_R = np.flatnonzero(chunks.n_rows_S == 1)
@@ -98,12 +121,14 @@ def shared_of(chunks: Chunks, members: Members, split_tokens: int, block_size: i
     A group is split, first sharer, number of sharers, sequence; a sharer is member, row, position.
     """
     n_members = members.sequence_R.size
+    if not max_groups(n_members, chunks.table_SB.shape[1], split_tokens, block_size):
+        return nothing_shared(n_members)
     n_full_R = (members.position_R + 1) // split_tokens
     _, kind_R, n_of_kind = np.unique(
         chunks.table_SB[members.sequence_R, 0], return_inverse=True, return_counts=True
     )
     candidates = np.flatnonzero((n_of_kind[kind_R] > 1) & (n_full_R > 0))
-    if split_tokens % block_size or candidates.size < 2:
+    if candidates.size < 2:
         return nothing_shared(n_members)
     blocks_a_split = split_tokens // block_size
     n_full = n_full_R[candidates]
