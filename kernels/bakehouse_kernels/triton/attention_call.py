@@ -1,5 +1,6 @@
 """What all kernels of one layer's attention are called with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ import triton
 from torch import Tensor
 
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.triton.launch import Launch, device_class_of, launch_of
+from bakehouse_kernels.triton.launch import DeviceClass, Launch, device_class_of, launch_of
 
 MAX_GROUP = 16
 """Query heads to a key head, at most: a tile of rows holds whole groups."""
@@ -26,6 +27,7 @@ class AttentionCall:
     scale: float
     window: int | None
     softcap: float | None
+    device_class: DeviceClass
 
     @property
     def group(self) -> int:
@@ -33,17 +35,25 @@ class AttentionCall:
         return self.q_TND.shape[1] // self.key.shape[1]
 
     @property
+    def head_pad(self) -> int:
+        """Numbers of a head, with those that fill it up to a power of two."""
+        padded: int = triton.next_power_of_2(self.key.shape[3])
+        return padded
+
+    @property
     def constants(self) -> dict[str, int]:
-        """The constants that all kernels have."""
-        return attention_constants(
-            n_heads=self.q_TND.shape[1],
-            n_kv_heads=self.key.shape[1],
-            block_size=self.key.shape[2],
-            head_dim=self.key.shape[3],
-            windowed=self.window is not None,
-            capped=self.softcap is not None,
-            widen=self.key.dtype == torch.bfloat16 and self.key.device.type == "cpu",
-        )
+        """Those that all kernels over keys have."""
+        _, n_kv_heads, block_size, head_dim = self.key.shape
+        return {
+            "N_KV_HEADS": n_kv_heads,
+            "GROUP": self.group,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": self.head_pad,
+            "WINDOWED": self.window is not None,
+            "CAPPED": self.softcap is not None,
+            "WIDEN": self.device_class == "interpreter" and self.key.dtype == torch.bfloat16,
+        }
 
     @property
     def numbers(self) -> tuple[float, float, int]:
@@ -52,8 +62,7 @@ class AttentionCall:
 
     def launch(self, op: str) -> Launch:
         """How kernel `op` is launched for this call."""
-        head_pad = triton.next_power_of_2(self.key.shape[3])
-        return launch_of(op, device_class_of(self.key.device), element_bytes=self.key.itemsize, head_pad=head_pad)
+        return launch_of(op, self.device_class, element_bytes=self.key.itemsize, head_pad=self.head_pad)
 
 
 def attention_call(
@@ -77,23 +86,41 @@ def attention_call(
         raise ValueError(f"{n_heads // n_kv_heads} query heads to a key head; the kernels serve up to {MAX_GROUP}")
     if q_TND.stride(2) != 1:
         q_TND = q_TND.contiguous()
-    out_TND = torch.empty(q_TND.shape, dtype=q_TND.dtype, device=q_TND.device)
     return AttentionCall(
-        q_TND=q_TND, out_TND=out_TND, key=key, value=value, scale=scale, window=window, softcap=softcap
+        q_TND=q_TND,
+        out_TND=torch.empty(q_TND.shape, dtype=q_TND.dtype, device=q_TND.device),
+        key=key,
+        value=value,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        device_class=device_class_of(key.device),
     )
 
 
-def attention_constants(
-    *, n_heads: int, n_kv_heads: int, block_size: int, head_dim: int, windowed: bool, capped: bool, widen: bool
-) -> dict[str, int]:
-    """The constants that all attention kernels have."""
-    return {
-        "N_KV_HEADS": n_kv_heads,
-        "GROUP": n_heads // n_kv_heads,
-        "BLOCK_SIZE": block_size,
-        "HEAD_DIM": head_dim,
-        "HEAD_PAD": triton.next_power_of_2(head_dim),
-        "WINDOWED": windowed,
-        "CAPPED": capped,
-        "WIDEN": widen,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """A kernel as it is compiled for some call: its arguments, the types of all that no option gives, the options.
+
+    `divisible` arguments are multiples of 16: pointers, and strides of queries.
+    """
+
+    kernel: object
+    arguments: tuple[str, ...]
+    types: Mapping[str, str]
+    divisible: frozenset[str]
+    options: Mapping[str, int]
+
+
+def signature(kernel: object, arguments: list[str], options: Mapping[str, int], dtype: torch.dtype) -> Signature:
+    """That of a kernel with these arguments, over keys of `dtype`."""
+    element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    tensors = dict.fromkeys(("q", "out", "key", "value"), element) | dict.fromkeys(("mean", "log_total"), "*fp32")
+    known = tensors | {"plan": "*i32", "scale": "fp32", "softcap": "fp32"}
+    return Signature(
+        kernel=kernel,
+        arguments=tuple(arguments),
+        types={name: known.get(name, "i32") for name in arguments if name not in options},
+        divisible=frozenset({*tensors, "plan", "q_row_stride", "q_head_stride"}) & set(arguments),
+        options=options,
+    )

@@ -111,7 +111,8 @@ def _new_plan(
 
 def _max_splits(chunks: Chunks, split_tokens: int, block_size: int) -> int:
     """The most splits that a member with this table may have."""
-    return max(1, -(-chunks.table_SB.shape[1] * block_size // split_tokens))
+    n_tokens: int = chunks.table_SB.shape[1] * block_size
+    return max(1, -(-n_tokens // split_tokens))
 
 
 def _chunks(block_table_SB: Tensor, query_start_S1: Tensor, context_len_S: Tensor) -> Chunks:

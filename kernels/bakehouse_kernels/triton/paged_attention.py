@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bakehouse_kernels.api import AttentionPlan
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.triton.attention_call import AttentionCall, attention_call
+from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, attention_call, signature
 from bakehouse_kernels.triton.attention_plan import HEADER, TILE_FIELDS, TritonPlan
 from bakehouse_kernels.triton.attention_work import STRIP
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
@@ -54,8 +54,6 @@ def paged_attention(
 
 def attend_tiles(call: AttentionCall, plan: TritonPlan) -> None:
     """The rows of the plan's tiles; modifies the result."""
-    launch = call.launch("paged_attention")
-    options = {**launch.options, "BLOCK_M": tile_rows(call.group, launch.tiles["BLOCK_M"])}
     _attend_tiles[plan.n_tiles, call.key.shape[1]](
         call.q_TND,
         call.out_TND,
@@ -65,15 +63,19 @@ def attend_tiles(call: AttentionCall, plan: TritonPlan) -> None:
         call.q_TND.stride(0),
         call.q_TND.stride(1),
         *call.numbers,
-        **call.constants,
-        **options,
+        **_options(call),
     )
 
 
-def tile_rows(group: int, asked: int) -> int:
-    """Rows of a tile: those asked for, or what one strip of queries needs."""
-    least: int = triton.next_power_of_2(STRIP * group)
-    return max(asked, least)
+def _options(call: AttentionCall) -> dict[str, int]:
+    launch = call.launch("paged_attention")
+    one_strip: int = triton.next_power_of_2(STRIP * call.group)
+    return {**call.constants, **launch.options, "BLOCK_M": max(launch.tiles["BLOCK_M"], one_strip)}
+
+
+def signatures(call: AttentionCall) -> tuple[Signature]:
+    """Of the kernel that attends tiles."""
+    return (signature(_attend_tiles, _attend_tiles.arg_names, _options(call), call.key.dtype),)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ Sources: Hydragen, Juravsky et al. 2024 (arXiv 2402.05099); cascade inference, Y
 import triton
 import triton.language as tl
 
-from bakehouse_kernels.triton.attention_call import AttentionCall
+from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, signature
 from bakehouse_kernels.triton.attention_plan import (
     GROUP_FIELDS,
     GROUPS_AT,
@@ -20,7 +20,7 @@ from bakehouse_kernels.triton.attention_plan import (
 )
 from bakehouse_kernels.triton.attention_work import MAX_SHARERS
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
-from bakehouse_kernels.triton.split_decode import Partials
+from bakehouse_kernels.triton.split_decode import Partials, split_options
 
 _N_GROUPS: tl.constexpr = tl.constexpr(N_GROUPS)
 _GROUPS_AT: tl.constexpr = tl.constexpr(GROUPS_AT)
@@ -31,13 +31,9 @@ _SHARER_FIELDS: tl.constexpr = tl.constexpr(SHARER_FIELDS)
 
 def attend_shared(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
     """The splits that rows have in common; modifies the result of rows of one split, and the partials."""
-    # In which order the sums of a split are made is said once: tiles and warps must be those of `split_decode`.
-    alone = call.launch("split_decode")
-    launch = call.launch("shared_prefix")
-    part = min(launch.tiles["BLOCK_M"] // call.group, MAX_SHARERS)
-    n_parts = -(-MAX_SHARERS // part)
-    n_units = plan.max_groups * n_parts * call.key.shape[1]
-    _attend_shared[(min(n_units, launch.tiles["PROGRAMS"]),)](
+    options = _options(call, plan.split_tokens)
+    n_units = plan.max_groups * options["N_PARTS"] * call.key.shape[1]
+    _attend_shared[(min(n_units, options["PROGRAMS"]),)](
         call.q_TND,
         call.out_TND,
         partials.mean,
@@ -49,13 +45,28 @@ def attend_shared(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
         call.q_TND.stride(0),
         call.q_TND.stride(1),
         *call.numbers,
-        **call.constants,
-        **{**launch.options, "num_warps": alone.num_warps},
-        BLOCK_N=alone.tiles["BLOCK_N"],
-        SPLIT=plan.split_tokens,
-        PART=part,
-        N_PARTS=n_parts,
+        **options,
     )
+
+
+def _options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
+    alone, tiles = split_options(call, split_tokens), call.launch("shared_prefix")
+    part = min(tiles.tiles["BLOCK_M"] // call.group, MAX_SHARERS)
+    return {
+        **alone,
+        **tiles.options,
+        # In which order a split is summed is said once, for a row alone.
+        "BLOCK_N": alone["BLOCK_N"],
+        "num_warps": alone["num_warps"],
+        "PART": part,
+        "N_PARTS": -(-MAX_SHARERS // part),
+    }
+
+
+def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature]:
+    """Of the kernel that attends shared splits."""
+    options = _options(call, split_tokens)
+    return (signature(_attend_shared, _attend_shared.arg_names, options, call.key.dtype),)
 
 
 @triton.jit(do_not_specialize=["max_splits"])

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bakehouse_kernels.triton.attention_call import AttentionCall
+from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, signature
 from bakehouse_kernels.triton.attention_plan import (
     ITEM_FIELDS,
     ITEMS_AT,
@@ -56,9 +56,9 @@ def new_partials(call: AttentionCall, plan: TritonPlan) -> Partials:
 
 def attend_splits(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
     """The splits that a row has for itself; modifies the result of rows of one split, and the partials."""
-    launch = call.launch("split_decode")
+    options = split_options(call, plan.split_tokens)
     n_units = plan.n_members * plan.max_splits * call.key.shape[1]
-    _attend_splits[(min(n_units, launch.tiles["PROGRAMS"]),)](
+    _attend_splits[(min(n_units, options["PROGRAMS"]),)](
         call.q_TND,
         call.out_TND,
         partials.mean,
@@ -70,27 +70,46 @@ def attend_splits(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
         call.q_TND.stride(0),
         call.q_TND.stride(1),
         *call.numbers,
-        **call.constants,
-        **launch.options,
-        SPLIT=plan.split_tokens,
+        **options,
     )
+
+
+def split_options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
+    """Constants, warps and stages of the kernel that attends splits."""
+    return {**call.constants, **call.launch("split_decode").options, "SPLIT": split_tokens}
 
 
 def combine_splits(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
     """The rows of several splits, from their partials; modifies the result."""
-    _, n_heads, head_dim = call.q_TND.shape
-    _combine_splits[plan.n_members, n_heads](
+    _combine_splits[plan.n_members, call.q_TND.shape[1]](
         call.out_TND,
         partials.mean,
         partials.log_total,
         plan.array,
         plan.max_splits,
         call.numbers[2],
-        N_HEADS=n_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=triton.next_power_of_2(head_dim),
-        WINDOWED=call.window is not None,
-        **{**call.launch("combine_splits").options, "SPLIT": plan.split_tokens},
+        **_combine_options(call, plan.split_tokens),
+    )
+
+
+def _combine_options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
+    return {
+        "N_HEADS": call.q_TND.shape[1],
+        "HEAD_DIM": call.key.shape[3],
+        "HEAD_PAD": call.head_pad,
+        "WINDOWED": call.window is not None,
+        **call.launch("combine_splits").options,
+        "SPLIT": split_tokens,
+    }
+
+
+def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature, Signature]:
+    """Of the kernels that attend splits and that combine them."""
+    dtype = call.key.dtype
+    attend, combine = split_options(call, split_tokens), _combine_options(call, split_tokens)
+    return (
+        signature(_attend_splits, _attend_splits.arg_names, attend, dtype),
+        signature(_combine_splits, _combine_splits.arg_names, combine, dtype),
     )
 
 
