@@ -111,11 +111,3 @@ def test_rows_may_lie_apart_in_half_precision_and_there_may_be_none(generator: t
         asks = asks_of(4, **given)
         assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()
     assert draw(logits[:0], asks_of(0)).shape == (0,)
-
-
-def test_without_filters_shares_are_those_of_the_weights() -> None:
-    """400 draws of three tokens: six standard deviations are exceeded once in 10^8 changes of the noise."""
-    logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]]).expand(400, 3).contiguous()
-    counts = torch.bincount(draw(logits, asks_of(400)), minlength=3)
-    for share, count in zip((0.125, 0.25, 0.625), counts.tolist(), strict=True):
-        assert abs(count - 400 * share) < 6 * math.sqrt(400 * share * (1 - share))
