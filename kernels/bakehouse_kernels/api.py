@@ -33,11 +33,10 @@ class Recording(Protocol):
 class Ops(Protocol):
     """One device's operations. Inputs are never modified except where an op says so.
 
-    On the CPU, what a row yields depends on nothing but that row: neighbours, tiles and threads do not change a bit
-    of it. On a GPU that holds of all but matrix products of floating-point numbers, whose library takes another
-    order of sums at another number of rows, and of attention, which splits contexts by the size of the step: there
-    a row's last bits depend on the shape of its step, but never on what other rows hold. The same step yields the
-    same bits anywhere on the same kind of device.
+    On the CPU, what a row yields depends on nothing but that row: neighbours, tiles and threads do not change a
+    bit of it. On a GPU that holds of all but matrix products of floating-point numbers: their library takes sums
+    in another order at another number of rows, so there a row's last bits depend on how many rows its step has,
+    but not on what the others hold.
     """
 
     def pack(self, weight_IO: Tensor) -> Packed:
@@ -163,6 +162,7 @@ class Ops(Protocol):
 
         `work` calls no others, and looks at no result. What it uses beside results (inputs, weights, plans,
         caches) must stay where it is as long as the recording is in use; what it returns is the recording's
-        `result`. Recordings of the same `Ops` share memory: nothing but such inputs outlasts the next `play`.
+        `result`. Recordings of the same `Ops` share memory: nothing but such inputs outlasts the next `play`. On a
+        GPU `work` is also done once beforehand, with what its inputs hold then.
         """
         ...

@@ -104,7 +104,6 @@ class GraphedSteps:
             drawn_R.copy_(ops.draw(logits_RV, asks_of(inputs)))
             return drawn_R
 
-        work(self._ops)  # compiles what this size needs, which cannot be done while a graph is captured
         return _Graph(self._ops.record(work), plan)
 
     def _wide_plan(self, arrays: IndexArrays, n_rows: int, width: int) -> AttentionPlan:

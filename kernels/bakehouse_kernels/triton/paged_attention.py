@@ -1,0 +1,157 @@
+"""Paged attention of ragged queries: prefill chunks and single rows in one launch, tile by tile.
+
+    out[t, n] = sum over visible j of softmax_j(cap(q[t, n] · k[j, h] * scale)) v[j, h],   h = n // (N / H)
+
+A query at position p of its context sees the keys j <= p and, with a window w, j > p - w only. `key_loop` has the
+equation of a tile and the sources. The query heads of a group are rows of one tile, so keys and values are read
+once for all of them (grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245).
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bakehouse_kernels.api import AttentionPlan
+from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, attention_call, signature
+from bakehouse_kernels.triton.attention_plan import HEADER, TILE_FIELDS, TritonPlan
+from bakehouse_kernels.triton.attention_work import STRIP
+from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
+from bakehouse_kernels.triton.shared_prefix import attend_shared
+from bakehouse_kernels.triton.split_decode import attend_splits, combine_splits, new_partials
+
+_HEADER: tl.constexpr = tl.constexpr(HEADER)
+_STRIP: tl.constexpr = tl.constexpr(STRIP)
+_TILE_FIELDS: tl.constexpr = tl.constexpr(TILE_FIELDS)
+
+
+def paged_attention(
+    q_TND: Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of ragged queries over the cache; `[T, N, D]`. See `api.Ops.paged_attention`."""
+    assert isinstance(plan, TritonPlan), "a plan from `plan_attention`"
+    assert plan.n_rows == q_TND.shape[0], f"a plan for {plan.n_rows} rows, not {q_TND.shape[0]}"
+    assert plan.block_size == cache.block_size, f"a plan for blocks of {plan.block_size}"
+    call = attention_call(q_TND, cache, layer, scale=scale, window=window, softcap=softcap)
+    if plan.n_tiles:
+        attend_tiles(call, plan)
+    if plan.n_members:
+        partials = new_partials(call, plan)
+        attend_splits(call, plan, partials)
+        if plan.max_groups:
+            attend_shared(call, plan, partials)
+        if plan.max_splits > 1:
+            combine_splits(call, plan, partials)
+    return call.out_TND
+
+
+def attend_tiles(call: AttentionCall, plan: TritonPlan) -> None:
+    """The rows of the plan's tiles; modifies the result."""
+    _attend_tiles[plan.n_tiles, call.key.shape[1]](
+        call.q_TND,
+        call.out_TND,
+        call.key,
+        call.value,
+        plan.array,
+        call.q_TND.stride(0),
+        call.q_TND.stride(1),
+        *call.numbers,
+        **_options(call),
+    )
+
+
+def _options(call: AttentionCall) -> dict[str, int]:
+    launch = call.launch("paged_attention")
+    one_strip: int = triton.next_power_of_2(STRIP * call.group)
+    return {**call.constants, **launch.options, "BLOCK_M": max(launch.tiles["BLOCK_M"], one_strip)}
+
+
+def signatures(call: AttentionCall) -> tuple[Signature]:
+    """Of the kernel that attends tiles."""
+    return (signature(_attend_tiles, _attend_tiles.arg_names, _options(call), call.key.dtype),)
+
+
+@triton.jit
+def _attend_tiles(
+    q,
+    out,
+    key,
+    value,
+    plan,
+    q_row_stride,
+    q_head_stride,
+    scale,
+    softcap,
+    window,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A program for each strip of queries and each key head; one in QUERIES / STRIP has work to do."""
+    QUERIES: tl.constexpr = BLOCK_M // GROUP // _STRIP * _STRIP
+    record = plan + _HEADER + tl.program_id(0) * _TILE_FIELDS
+    head = tl.program_id(1)
+    first_query = tl.load(record)
+    if first_query % QUERIES != 0:
+        return
+    first_row = tl.load(record + 1).to(tl.int64)
+    n_queries = tl.minimum(tl.load(record + 2), QUERIES)
+    first_position = tl.load(record + 3)
+    blocks = plan + tl.load(record + 4)
+
+    row_M, dim_D = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_PAD)
+    query_M, query_head_M = row_M // GROUP, head * GROUP + row_M % GROUP
+    is_used_MD = (query_M < n_queries)[:, None] & (dim_D < HEAD_DIM)[None, :]
+    q_at_M = (first_row + query_M) * q_row_stride + query_head_M * q_head_stride
+    q_MD = tl.load(q + q_at_M[:, None] + dim_D[None, :], mask=is_used_MD, other=0.0)
+    position_M = first_position + query_M
+
+    last_position = first_position + n_queries - 1
+    begin, all_see_from = 0, 0
+    if WINDOWED:
+        begin = tl.maximum(first_position - window + 1, 0)
+        all_see_from = tl.cdiv(tl.maximum(last_position - window + 1, 0), BLOCK_N) * BLOCK_N
+    end = last_position + 1
+    all_see_to = (first_position + 1) // BLOCK_N * BLOCK_N
+    all_see_from = tl.minimum(all_see_from, all_see_to)
+
+    sums_MD = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    total_M = tl.zeros([BLOCK_M], tl.float32)
+    highest_M = tl.full([BLOCK_M], LOWEST, tl.float32)
+    key += head * (BLOCK_SIZE * HEAD_DIM)
+    value += head * (BLOCK_SIZE * HEAD_DIM)
+    # Three loops, so that the longest one asks of no key whether a row sees it: that costs a prefill more than the
+    # copies of the loop.
+    if WINDOWED:
+        sums_MD, total_M, highest_M = fold_keys(
+            q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
+            begin // BLOCK_N * BLOCK_N, all_see_from, begin, end, scale, softcap, window,
+            N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, True, WINDOWED, CAPPED, WIDEN,
+        )  # fmt: skip
+    sums_MD, total_M, highest_M = fold_keys(
+        q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
+        all_see_from, all_see_to, begin, end, scale, softcap, window,
+        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, False, WINDOWED, CAPPED, WIDEN,
+    )  # fmt: skip
+    sums_MD, total_M, highest_M = fold_keys(
+        q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
+        all_see_to, end, begin, end, scale, softcap, window,
+        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, True, WINDOWED, CAPPED, WIDEN,
+    )  # fmt: skip
+    at_M = ((first_row + query_M) * (N_KV_HEADS * GROUP) + query_head_M) * HEAD_DIM
+    mean_MD, _ = mean_and_log_total(sums_MD, total_M, highest_M)
+    tl.store(out + at_M[:, None] + dim_D[None, :], mean_MD.to(out.dtype.element_ty), mask=is_used_MD)
