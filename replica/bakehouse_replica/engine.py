@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from bakehouse_replica.commands import Abort, Add, Command, Drain, Stop
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, Unavailable
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
     Delivery,
@@ -250,7 +250,7 @@ class Engine:
         plan = self._scheduler.plan(self._clock())
         deltas = self._scheduler.take_deltas()
         if plan is not None:
-            result = self._executor.execute(plan)
+            result = execute(self._executor, plan)
             deltas += self._scheduler.apply(result, self._clock())
         self._deliver(deltas)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bakehouse_replica.core.blocks import BlockPool
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
@@ -142,7 +142,7 @@ def _naive_draw(request: Request, choice: int, outcome: Outcome, executor: Execu
     )
     tokens = (*request.prompt_ids, *outcome.token_ids)
     chunk = Chunk(sequence_id=0, token_ids=tokens, start=0, block_ids=(0,), sample=sample)
-    return executor.execute(StepPlan(step=0, copies=(), chunks=(chunk,))).sampled[0].draws[0]
+    return execute(executor, StepPlan(step=0, copies=(), chunks=(chunk,))).sampled[0].draws[0]
 
 
 def _naive_scores(request: Request, executor: Executor) -> tuple[TokenLogprob, ...]:
@@ -151,7 +151,7 @@ def _naive_scores(request: Request, executor: Executor) -> tuple[TokenLogprob, .
         return ()
     score = Score(first_row=0, target_ids=prompt_ids[1:], n_top=n_top)
     chunk = Chunk(sequence_id=0, token_ids=prompt_ids, start=0, block_ids=(0,), score=score)
-    return executor.execute(StepPlan(step=0, copies=(), chunks=(chunk,))).scored[0].logprobs
+    return execute(executor, StepPlan(step=0, copies=(), chunks=(chunk,))).scored[0].logprobs
 
 
 class Driver:
@@ -201,7 +201,7 @@ class Driver:
         self.now += 1.0
         if plan is not None:
             self.plans.append(plan)
-            result = tamper(self.executor.execute(plan))
+            result = tamper(execute(self.executor, plan))
             during()
             self._receive(self.scheduler.apply(result, self.now))
             self._after_event()

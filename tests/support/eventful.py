@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Done, Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, Draw, StepPlan, StepResult
+from bakehouse_replica.core.types import Capacity, Draw, StepPlan
 from bakehouse_replica.executors.fake import FakeExecutor
 from driving import VOCABULARY_SIZE
 
@@ -27,10 +27,10 @@ class EventfulExecutor:
     def prepare(self, params: SamplingParams) -> None:
         self._fake.prepare(params)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        result = self._fake.execute(plan)
+    def begin(self, plan: StepPlan) -> Done:
+        result = execute(self._fake, plan)
         sampled = tuple(replace(each, draws=tuple(map(_cut, each.draws))) for each in result.sampled)
-        return replace(result, sampled=sampled)
+        return Done(replace(result, sampled=sampled))
 
     def close(self) -> None:
         self._fake.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
@@ -157,7 +157,7 @@ def chunk_of(
 
 def run(executor: Executor, *chunks: Chunk, copies: tuple[BlockCopy, ...] = (), step: int = 0) -> StepResult:
     """Carries out a plan of these chunks."""
-    return executor.execute(StepPlan(step=step, copies=copies, chunks=chunks))
+    return execute(executor, StepPlan(step=step, copies=copies, chunks=chunks))
 
 
 def drawn(executor: Executor, chunk: Chunk, copies: tuple[BlockCopy, ...] = ()) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from itertools import chain
 from time import perf_counter, sleep
 
 from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.executor import Done
 from bakehouse_replica.core.sampling import MAX_BIAS, SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
@@ -45,7 +46,7 @@ class FakeExecutor:
     `tokens_per_step`: how many tokens it draws at once; the ids do not depend on it. `step_s` paces it: while
     there is work, steps end in a beat of so long, whatever the caller does in between, so that n streams are
     offered n / `step_s` tokens a second; a step that is less than a beat late is made up for. `before_step` is
-    called first thing in each step, in the thread that executes; what it raises is what `execute` raises.
+    called first thing in each step, in the thread that executes; what it raises is what `begin` raises.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class FakeExecutor:
         if params.grammar is not None:
             raise InvalidRequest("grammar is given; the fake executor cannot keep to one", "grammar")
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Done:
         """Stores, reads back, scores and draws. Asserts that each chunk reads its own past, in order, complete."""
         begun_at = perf_counter()
         if self._before_step is not None:
@@ -91,9 +92,8 @@ class FakeExecutor:
                 draws = tuple(self._draw(history, chunk.sample, seed) for seed in chunk.sample.seeds)
                 sampled.append(Sampled(sequence_id=chunk.sequence_id, draws=draws))
         self._wait_for_end(begun_at)
-        return StepResult(
-            step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=perf_counter() - begun_at
-        )
+        elapsed_s = perf_counter() - begun_at
+        return Done(StepResult(step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=elapsed_s))
 
     def close(self) -> None:
         """Forgets all it stored."""

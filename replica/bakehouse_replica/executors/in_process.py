@@ -8,6 +8,7 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
 
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.executor import Done
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
@@ -42,12 +43,13 @@ class InProcessExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Done:
         """One step of the model."""
         assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
         begun_at = perf_counter()
         sampled, scored = self._runner.run(plan)
-        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - begun_at)
+        elapsed_s = perf_counter() - begun_at
+        return Done(StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s))
 
     def close(self) -> None:
         """Lets go of weights and cache."""

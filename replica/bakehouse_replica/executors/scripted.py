@@ -25,6 +25,7 @@ import torch
 from bakehouse_kernels.reference import ReferenceOps
 from torch import Tensor
 
+from bakehouse_replica.core.executor import Done
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
@@ -123,7 +124,7 @@ class ScriptedExecutor:
         prepare_constraint(self._constraints, params)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Done:
         """Stores, reads back, scores and draws. Asserts that each chunk reads its own past, in order and complete.
 
         Raises, or waits until `close` is called, where the script says so.
@@ -139,7 +140,8 @@ class ScriptedExecutor:
         scored = tuple(self._score(chunk, chunk.score) for chunk in plan.chunks if chunk.score is not None)
         if self._script.step_s:
             self._closed.wait(self._script.step_s)
-        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - begun_at)
+        elapsed_s = perf_counter() - begun_at
+        return Done(StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s))
 
     def close(self) -> None:
         """Forgets all it stored; a step that stalls ends."""
