@@ -8,9 +8,9 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.executor import Done
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.executors.host_steps import HostStep, HostSteps
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -33,6 +33,7 @@ class InProcessExecutor:
         self._runner: Runner | None = runner
         self._capacity = capacity
         self._constraints = constraints
+        self._steps = HostSteps(self._carry_out, capacity.max_flights)
 
     @property
     def capacity(self) -> Capacity:
@@ -43,17 +44,19 @@ class InProcessExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    def begin(self, plan: StepPlan) -> Done:
+    def begin(self, plan: StepPlan) -> HostStep:
         """One step of the model."""
-        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
-        begun_at = perf_counter()
-        sampled, scored = self._runner.run(plan)
-        elapsed_s = perf_counter() - begun_at
-        return Done(StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s))
+        return self._steps.begin(plan)
 
     def close(self) -> None:
         """Lets go of weights and cache."""
         self._runner = None
+
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
+        turn_at = perf_counter()
+        sampled, scored = self._runner.run(plan)
+        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - turn_at)
 
 
 def build_executor(
