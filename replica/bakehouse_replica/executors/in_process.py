@@ -127,6 +127,7 @@ def load_executor(
         block_bytes=memory.kv_bytes // memory.n_blocks,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=device.type == "cuda"),
     )
     executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
     logger.info(
