@@ -39,6 +39,7 @@ Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix produc
 KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float32 or float16.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Weights = Annotated[str | None, typer.Option(help="dummy for random ones, made from config.json alone.")]
+Overlap = Annotated[str | None, typer.Option(help="Plan a step while one runs: on, off; auto: on a GPU.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
@@ -79,6 +80,7 @@ def serve(
     kv_dtype: KvDtype = None,
     device: Device = None,
     weights: Weights = None,
+    overlap: Overlap = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     chat_template: ChatTemplate = None,
@@ -103,6 +105,7 @@ def serve(
         "model.device": device,
         "model.weights": weights,
         "replica.kv_memory": kv_memory,
+        "replica.overlap": overlap,
     }
     sys.exit(serving.serve(load_config(config, overrides), Stages(Console(stderr=True))))
 
@@ -120,6 +123,7 @@ def generate(
     kv_dtype: KvDtype = None,
     device: Device = None,
     weights: Weights = None,
+    overlap: Overlap = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -135,6 +139,7 @@ def generate(
         "model.device": device,
         "model.weights": weights,
         "replica.kv_memory": kv_memory,
+        "replica.overlap": overlap,
     }
     # Loads torch, which `serve` must not wait for.
     from bakehouse_cluster import generating

@@ -15,7 +15,7 @@ from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings, ToolFormatName
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from bakehouse_cluster.serve_environment import Ingress
 
@@ -25,6 +25,12 @@ Count = Annotated[int, Field(ge=1)]
 MIN_CPUS = 0.05
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _switch(value: object) -> object:
+    return (
+        {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    )  # as YAML reads a bare on and off
 
 
 class _Section(BaseModel):
@@ -55,7 +61,8 @@ class ReplicaSection(_Section):
     """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
 
     `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `executor` `fake` draws
-    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs.
+    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs. `overlap`:
+    the next step is planned while one runs; `auto` on a GPU.
     """
 
     kv_memory: Size | None = None
@@ -68,6 +75,7 @@ class ReplicaSection(_Section):
     threads: Count | None = None
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
 
 
 class GatewaySection(_Section):
@@ -179,6 +187,7 @@ class Config(_Section):
             n_threads=self.replica.threads,
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
+            overlap=self.replica.overlap,
             hash_key=hash_key,
         )
 

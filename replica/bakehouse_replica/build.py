@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
@@ -76,6 +77,8 @@ def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, i
         script = read_script(files.path)
         max_model_len = choose_max_model_len(script.max_model_len, settings.max_model_len)
         capacity = scripted_capacity(settings, max_model_len)
+        if capacity.max_flights > 1 and script.tokens_per_step > 1:
+            raise StartupError(f"{files.path} draws {script.tokens_per_step} tokens a step; --overlap on needs 1")
         grammars = GrammarStore(GrammarCompiler(script.vocabulary, script.vocabulary_size))
         return ScriptedExecutor(script, capacity, constraints=grammars), script.vocabulary_size, max_model_len
     spec = read_spec(files)
@@ -108,6 +111,7 @@ def scripted_capacity(settings: ReplicaSettings, max_model_len: int) -> Capacity
         block_bytes=shape.block_bytes,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=False),
     )
 
 
@@ -119,5 +123,6 @@ def _fake_executor(settings: ReplicaSettings, spec: ModelSpec, max_model_len: in
         block_size=block_size,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=False),
     )
     return FakeExecutor(capacity, vocabulary_size=spec.vocabulary_size, step_s=settings.fake_step_s)

@@ -106,7 +106,7 @@ def make_on_device(capacity: Capacity) -> Executor:
         max_step_tokens=capacity.max_step_tokens,
         max_sequences=capacity.max_sequences,
     )
-    return build_device_executor(model, n_blocks=capacity.n_blocks)
+    return build_device_executor(model, n_blocks=capacity.n_blocks, max_flights=capacity.max_flights)
 
 
 def make_scripted(capacity: Capacity, tokens_per_step: int = 1) -> Executor:
@@ -127,13 +127,17 @@ def make_scripted_ahead(capacity: Capacity) -> Executor:
     return make_scripted(capacity, tokens_per_step=2)
 
 
-# One entry for each executor there is: a function of a capacity that returns a fresh one.
-EXECUTORS = [
+# One entry for each executor there is: a function of a capacity that returns a fresh one. Steps overlap where one
+# token is drawn at a time.
+OVERLAPPING = [
     pytest.param(make_fake, id="fake"),
-    pytest.param(make_fake_ahead, id="fake_ahead"),
     pytest.param(make_in_process, id="in_process"),
     pytest.param(make_on_device, id="on_device"),
     pytest.param(make_scripted, id="scripted"),
+]
+EXECUTORS = [
+    *OVERLAPPING,
+    pytest.param(make_fake_ahead, id="fake_ahead"),
     pytest.param(make_scripted_ahead, id="scripted_ahead"),
 ]
 

@@ -52,8 +52,13 @@ class Executor(Protocol):
 
         A step is: do the plan's copies, then write and attend all chunks, then score and draw. Chunks of one plan
         never read each other's new positions. No more than `capacity.max_flights` steps may have been begun whose
-        result nobody has taken. Raises whatever broke, here or where the result is taken: the engine then fails
-        all its requests, because the KV cache can no longer be trusted.
+        result nobody has taken.
+
+        A chunk that `follows_draw` takes its token from the step before; where that drew none for the sequence,
+        any token may stand there, for nobody reads what comes of it.
+
+        Raises whatever broke, here or where the result is taken: the engine then fails all its requests, because
+        the KV cache can no longer be trusted.
         """
         ...
 

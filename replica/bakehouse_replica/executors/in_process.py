@@ -2,17 +2,16 @@
 
 import logging
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, StepPlan
+from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.device_choice import dtype_of, kv_dtype_of
+from bakehouse_replica.executors.host_steps import HostStep, HostSteps
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -25,23 +24,14 @@ from bakehouse_replica.source import ModelFiles
 logger = logging.getLogger(__name__)
 
 
-class StepRunner(Protocol):
-    """Carries out plans on one device."""
-
-    def begin(self, plan: StepPlan) -> Pending:
-        """See `Executor.begin`."""
-        ...
-
-
 class InProcessExecutor:
-    """Carries out plans by a runner. Without `constraints`, which the runner has too, no grammars."""
+    """Carries out plans in the thread that asks. Without `constraints`, which its runner has too, no grammars."""
 
-    def __init__(
-        self, *, runner: StepRunner, capacity: Capacity, constraints: ConstraintSource | None = None
-    ) -> None:
-        self._runner: StepRunner | None = runner
+    def __init__(self, *, runner: Runner, capacity: Capacity, constraints: ConstraintSource | None = None) -> None:
+        self._runner: Runner | None = runner
         self._capacity = capacity
         self._constraints = constraints
+        self._steps = HostSteps(self._carry_out, capacity.max_flights)
 
     @property
     def capacity(self) -> Capacity:
@@ -52,14 +42,19 @@ class InProcessExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    def begin(self, plan: StepPlan) -> Pending:
+    def begin(self, plan: StepPlan) -> HostStep:
         """One step of the model."""
-        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
-        return self._runner.begin(plan)
+        return self._steps.begin(plan)
 
     def close(self) -> None:
         """Lets go of weights and cache."""
         self._runner = None
+
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
+        turn_at = perf_counter()
+        sampled, scored = self._runner.run(plan)
+        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - turn_at)
 
 
 def build_executor(
@@ -125,6 +120,7 @@ def load_executor(
         block_bytes=memory.kv_bytes // memory.n_blocks,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=device.type == "cuda"),
     )
     executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
     logger.info(

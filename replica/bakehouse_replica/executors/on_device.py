@@ -11,12 +11,12 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, Chunk, Sample, StepPlan
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
-from bakehouse_replica.executors.in_process import InProcessExecutor
 from bakehouse_replica.model.buckets import Buckets, buckets_of
-from bakehouse_replica.model.constraint import ConstraintSource
+from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS, DeviceMemory, graph_bytes_of, plan_device_blocks
@@ -29,8 +29,35 @@ logger = logging.getLogger(__name__)
 
 # Larger steps take so long that their launches hide behind them.
 MAX_GRAPH_ROWS = 256
-# The step in flight, and the one that is planned meanwhile.
-MAX_FLIGHTS = 2
+
+
+class DeviceExecutor:
+    """Launches plans on a device. Without `constraints`, which the runner has too, no grammars."""
+
+    def __init__(
+        self, *, runner: DeviceRunner, capacity: Capacity, constraints: ConstraintSource | None = None
+    ) -> None:
+        self._runner: DeviceRunner | None = runner
+        self._capacity = capacity
+        self._constraints = constraints
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it was built with."""
+        return self._capacity
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compiles the grammar."""
+        prepare_constraint(self._constraints, params)
+
+    def begin(self, plan: StepPlan) -> Pending:
+        """Launches the step."""
+        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
+        return self._runner.begin(plan)
+
+    def close(self) -> None:
+        """Lets go of weights, cache and recordings."""
+        self._runner = None
 
 
 def load_device_executor(
@@ -40,7 +67,7 @@ def load_device_executor(
     max_model_len: int,
     *,
     constraints: ConstraintSource | None = None,
-) -> InProcessExecutor:
+) -> DeviceExecutor:
     """The executor that the settings ask for on a GPU, with weights loaded and decode steps recorded.
 
     Raises `StartupError` where the device cannot serve the model so.
@@ -78,7 +105,11 @@ def load_device_executor(
         shape, measure(model), kv_memory_bytes=settings.kv_memory_bytes, max_model_len=max_model_len
     )
     executor = build_device_executor(
-        model, n_blocks=n_blocks, block_bytes=shape.block_bytes, max_flights=MAX_FLIGHTS, constraints=constraints
+        model,
+        n_blocks=n_blocks,
+        block_bytes=shape.block_bytes,
+        max_flights=settings.max_flights(is_apart=True),
+        constraints=constraints,
     )
     logger.info(
         "%s in %s on %s: weights in %.1f s, warm-up and graphs in %.1f s, %d blocks of %d tokens in %s (%.0f MB)",
@@ -143,7 +174,7 @@ def build_device_executor(
     block_bytes: int = 0,
     max_flights: int = 1,
     constraints: ConstraintSource | None = None,
-) -> InProcessExecutor:
+) -> DeviceExecutor:
     """An executor with `n_blocks` blocks for sequences; decode steps are recorded, and all kernels compiled.
 
     `max_flights`: see `Capacity`; at most 2.
@@ -161,7 +192,7 @@ def build_device_executor(
         max_sequences=model.max_sequences,
         max_flights=max_flights,
     )
-    return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
+    return DeviceExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
 def measure(model: DeviceModel) -> DeviceMemory:

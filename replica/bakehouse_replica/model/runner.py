@@ -1,18 +1,13 @@
 """Carries out a step plan on one device: copies, batch, forward pass, scores, draws."""
 
-from dataclasses import replace
-from time import perf_counter
-
-import numpy as np
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
 from torch import Tensor
 
-from bakehouse_replica.core.executor import Done
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Scored, StepPlan, StepResult
-from bakehouse_replica.model.batch import FlatChunks, build_batch, flatten
+from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Scored, StepPlan
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.recorded import RecordedSteps
@@ -25,7 +20,7 @@ MAX_RECORDED_ROWS = 128
 
 
 class Runner:
-    """Owns the KV cache; besides it keeps what the last step drew, for chunks that follow a draw.
+    """Owns the KV cache; keeps no other state between steps.
 
     `constraints` serve samples with a grammar. `score_slice_bytes` bounds memory and changes no result.
     """
@@ -47,14 +42,6 @@ class Runner:
         self._recorded = RecordedSteps(decoder, cache, ops)
         self._constraints = constraints
         self._score_slice_rows = slice_rows_of(decoder.n_vocabulary, score_slice_bytes)
-        self._sampled: tuple[Sampled, ...] = ()
-
-    def begin(self, plan: StepPlan) -> Done:
-        """Carries out the step before it returns."""
-        begun_at = perf_counter()
-        sampled, scored = self.run(plan)
-        elapsed_s = perf_counter() - begun_at
-        return Done(StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> tuple[tuple[Sampled, ...], tuple[Scored, ...]]:
@@ -62,17 +49,15 @@ class Runner:
         self._copy(plan.copies)
         if not plan.chunks:
             return (), ()
-        flat = self._known(plan, flatten(plan.chunks))
-        batch = build_batch(flat, block_size=self._cache.block_size, device=self._device)
+        batch = build_batch(flatten(plan.chunks), block_size=self._cache.block_size, device=self._device)
         if self._decoder.is_ops_alone and _is_repeatable(plan.chunks):
-            self._sampled = self._draw(plan.chunks, self._recorded.forward(batch))
-            return self._sampled, ()
+            return self._draw(plan.chunks, self._recorded.forward(batch)), ()
         n_drawn = len(batch.sample_at_R)
         wanted = torch.cat((batch.sample_at_R, batch.score_at_Q))
         x_RE = self._decoder.forward(batch, self._cache, wanted)
-        self._sampled = self._draw(plan.chunks, x_RE[:n_drawn])
+        sampled = self._draw(plan.chunks, x_RE[:n_drawn])
         scored = score(self._ops, self._decoder, plan.chunks, x_RE[n_drawn:], self._score_slice_rows)
-        return self._sampled, scored
+        return sampled, scored
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -110,16 +95,6 @@ class Runner:
             Sampled(sequence_id=chunk.sequence_id, draws=draws)
             for (chunk, _), draws in zip(asked, drawn, strict=True)
         )
-
-    def _known(self, plan: StepPlan, flat: FlatChunks) -> FlatChunks:
-        """The chunks with what the step before has drawn in its places."""
-        if not flat.follows_draw_S.any():
-            return flat
-        drawn = {sampled.sequence_id: sampled.draws[0].token_ids[-1] for sampled in self._sampled}
-        token_ids_T, ends_S = flat.token_ids_T.copy(), flat.n_tokens_S.cumsum()
-        for s in np.flatnonzero(flat.follows_draw_S).tolist():
-            token_ids_T[ends_S[s] - 1] = drawn[plan.chunks[s].sequence_id]
-        return replace(flat, token_ids_T=token_ids_T)
 
 
 def _is_repeatable(chunks: tuple[Chunk, ...]) -> bool:

@@ -10,7 +10,8 @@ from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Score, StepPlan, StepResult
+from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
+from bakehouse_replica.executors.in_process import InProcessExecutor
 from bakehouse_replica.model.buckets import Buckets
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
@@ -57,8 +58,12 @@ def decoder() -> Decoder:
     return Decoder(spec, weights, ReferenceOps())
 
 
-def host_runner() -> Runner:
-    return Runner(decoder=decoder(), cache=new_cache(N_BLOCKS), ops=ReferenceOps(), device=CPU)
+def host_executor() -> InProcessExecutor:
+    runner = Runner(decoder=decoder(), cache=new_cache(N_BLOCKS), ops=ReferenceOps(), device=CPU)
+    capacity = Capacity(
+        n_blocks=N_BLOCKS, block_size=BLOCK_SIZE, max_step_tokens=64, max_sequences=MAX_SEQUENCES, max_flights=2
+    )
+    return InProcessExecutor(runner=runner, capacity=capacity)
 
 
 def device_runner(cache: KVCache, *, records: bool = True) -> DeviceRunner:
@@ -148,7 +153,7 @@ class Workload:
 @pytest.mark.parametrize("records", [True, False], ids=["recorded", "called"])
 @pytest.mark.parametrize("params", [PARAMS, PARAMS + HOST_PARAMS], ids=["device", "mixed"])
 def test_ids_equal_those_of_the_host_s_runner(params: tuple[SamplingParams, ...], records: bool) -> None:
-    expected = Workload(params, overlaps=False).run(host_runner().begin)
+    expected = Workload(params, overlaps=False).run(host_executor().begin)
     runner = device_runner(new_cache(N_BLOCKS + 1), records=records)
     found = Workload(params, overlaps=False).run(runner.begin)
     assert found == expected
@@ -157,13 +162,13 @@ def test_ids_equal_those_of_the_host_s_runner(params: tuple[SamplingParams, ...]
 
 @pytest.mark.parametrize("params", [PARAMS, PARAMS + HOST_PARAMS], ids=["device", "mixed"])
 @pytest.mark.parametrize(
-    "make", [lambda: device_runner(new_cache(N_BLOCKS + 1)), host_runner], ids=["device", "host"]
+    "make", [lambda: device_runner(new_cache(N_BLOCKS + 1)), host_executor], ids=["device", "host"]
 )
 def test_steps_begun_before_the_last_result_is_taken_give_the_same_ids(
-    make: Callable[[], DeviceRunner | Runner], params: tuple[SamplingParams, ...]
+    make: Callable[[], DeviceRunner | InProcessExecutor], params: tuple[SamplingParams, ...]
 ) -> None:
     ahead = Workload(params, overlaps=True).run(make().begin)
-    behind = Workload(params, overlaps=False).run(host_runner().begin)
+    behind = Workload(params, overlaps=False).run(host_executor().begin)
     assert sum(map(len, ahead.values())) > 60
     for sequence_id in ahead.keys() & behind.keys():
         # The two plan other chunks, and so end at other lengths; what each row yields is the same.
@@ -199,7 +204,7 @@ def test_a_padded_step_writes_its_own_blocks_and_the_null_block_alone(n_rows: in
     }
     own = {5 * s for s in range(n_rows)}
     assert written == (own if n_rows in BUCKETS.rows else own | {NULL_BLOCK})
-    expected = host_runner().begin(StepPlan(step=0, copies=(), chunks=decode_chunks(n_rows))).result()
+    expected = host_executor().begin(StepPlan(step=0, copies=(), chunks=decode_chunks(n_rows))).result()
     assert result.sampled == expected.sampled
 
 
@@ -233,7 +238,7 @@ def test_scores_forks_and_copies_equal_those_of_the_host_s_runner() -> None:
         StepPlan(step=2, copies=(BlockCopy(source=10, target=11),), chunks=()),
         StepPlan(step=3, copies=(), chunks=(replace(copied, block_ids=(3, 11)),)),
     )
-    host, device = host_runner(), device_runner(new_cache(N_BLOCKS + 1))
+    host, device = host_executor(), device_runner(new_cache(N_BLOCKS + 1))
     for plan in plans:
         expected, found = host.begin(plan).result(), device.begin(plan).result()
         assert (found.step, found.sampled, found.scored) == (expected.step, expected.sampled, expected.scored)
