@@ -93,7 +93,7 @@ class GGUFCheckpoint:
         from gguf import MODEL_ARCH, get_tensor_name_map  # see above
 
         self._names = get_tensor_name_map(MODEL_ARCH.LLAMA, spec.n_layers)
-        self._tensor_of: dict[str, "ReaderTensor"] = {}
+        self._tensor_of: dict[str, ReaderTensor] = {}
         self._read: set[str] = set()
 
     def __enter__(self) -> Self:

@@ -67,6 +67,10 @@ class GraphedSteps:
         graph.recording.play()
         return self._logits_RV[: bucket[0]]
 
+    def replay(self, bucket: tuple[int, int]) -> None:
+        """The last step of this bucket once more, for those who time it."""
+        self._graphs[bucket].recording.play()
+
     @torch.inference_mode()
     def record(self, buckets: Iterable[tuple[int, int]] | None = None) -> None:
         """Record `buckets` (None: all of them), and say so every so often."""
