@@ -9,6 +9,7 @@ others along, and makes the exit status 1. Everything measured stands in FOLDER 
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import traceback
@@ -247,7 +248,10 @@ def main() -> int:
         out=options.out.resolve(),
     )
     if options.section is not None:
-        return run_section(options.section, setup)
+        status = run_section(options.section, setup)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # not to wait for threads that libraries leave running
     return run_all(setup, sys.argv[1:])
 
 

@@ -79,7 +79,7 @@ class OpChecks:
         return [self._compared("rms_norm", self._ops.rms_norm(x, weight, EPS), exact)]
 
     def _attention(self) -> list[Checked]:
-        """Chunks of prompts, decode rows and rows that share their first blocks, written in one step each before."""
+        """Chunks of prompts, decode rows, and rows that share their first blocks; all written before."""
         checked = []
         long = 40 * self._scale
         for name, lengths, n_queries, n_shared in (

@@ -62,7 +62,7 @@ def normed_heads(qkv_TX: Tensor, layer: PackedLayer, ops: Ops, norm_eps: float, 
     """The rows with each head of query and key normalised for itself, where the layer has weights for that."""
     if layer.q_norm_D is None or layer.k_norm_D is None:
         return qkv_TX
-    heads = qkv_TX.unflatten(1, (-1, len(layer.q_norm_D)))
+    heads = qkv_TX.view(len(qkv_TX), -1, len(layer.q_norm_D))
     q_TND, k_THD, v_THD = heads.tensor_split((-2 * n_kv_heads, -n_kv_heads), dim=1)
     q_TND = ops.rms_norm(q_TND.flatten(0, 1), layer.q_norm_D, norm_eps).view(q_TND.shape)
     k_THD = ops.rms_norm(k_THD.flatten(0, 1), layer.k_norm_D, norm_eps).view(k_THD.shape)

@@ -39,7 +39,9 @@ def test_inputs_of_the_same_sizes_stand_in_the_same_place() -> None:
 def test_tokens_that_the_last_step_drew_stand_among_those_of_the_host() -> None:
     staging = Staging(SIZES, max_draws=4, device=CPU)
     staging.drawn_R.copy_(torch.tensor([40, 41, -1, 43]))
-    zeros = {name: np.zeros(n) for name, n in zip(StepArrays.__dataclass_fields__, SIZES.lengths, strict=True)}
+    zeros: dict[str, np.ndarray] = {
+        name: np.zeros(n) for name, n in zip(StepArrays.__dataclass_fields__, SIZES.lengths, strict=True)
+    }
     zeros["token_ids_T"] = np.array([10, 0, 12, 0, 0])
     zeros["gather_T"] = staging.gather(np.array([-1, 3, -1, 0, 2]))
     inputs = staging.send(StepArrays(**zeros), SIZES)
