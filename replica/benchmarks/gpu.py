@@ -204,11 +204,12 @@ def run_section(name: str, setup: Setup) -> int:
     return 1 if "error" in record else 0
 
 
-def run_all(setup: Setup, arguments: list[str]) -> int:
-    """Each section in a process of its own, then the table; the exit status."""
+def run_all(setup: Setup, names: list[str], arguments: list[str]) -> int:
+    """Each of these sections in a process of its own, then the table of all there are; the exit status."""
     ends_at, problems = perf_counter() + TOTAL_S, {}
     setup.out.mkdir(parents=True, exist_ok=True)
-    for name, (budget_s, _) in sections().items():
+    for name in names:
+        budget_s, _ = sections()[name]
         (setup.out / f"{name}.json").unlink(missing_ok=True)
         left_s = min(budget_s, ends_at - perf_counter())
         if left_s < 5:
@@ -237,7 +238,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--section", choices=tuple(sections()))
+    parser.add_argument("--only", choices=tuple(sections()), nargs="+", help="these sections, in their order")
+    parser.add_argument("--section", choices=tuple(sections()), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} sees no GPU; `--device cpu --tiny` tries the script itself")
@@ -252,7 +254,7 @@ def main() -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # not to wait for threads that libraries leave running
-    return run_all(setup, sys.argv[1:])
+    return run_all(setup, options.only or list(sections()), sys.argv[1:])
 
 
 if __name__ == "__main__":
