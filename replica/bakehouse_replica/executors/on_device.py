@@ -102,7 +102,10 @@ def load_device_executor(
         block_size=block_size,
     )
     n_blocks = plan_device_blocks(
-        shape, measure(model), kv_memory_bytes=settings.kv_memory_bytes, max_model_len=max_model_len
+        shape,
+        measure(model, shape.block_bytes),
+        kv_memory_bytes=settings.kv_memory_bytes,
+        max_model_len=max_model_len,
     )
     executor = build_device_executor(
         model,
@@ -195,17 +198,20 @@ def build_device_executor(
     return DeviceExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
-def measure(model: DeviceModel) -> DeviceMemory:
-    """What the largest step and the recordings take on a GPU, found by doing them with the least cache."""
+def measure(model: DeviceModel, block_bytes: int) -> DeviceMemory:
+    """What the largest step and the recordings take on a GPU, found by doing them with the least cache.
+
+    What a runner holds between steps, inputs and the logits of recordings, counts as its step's.
+    """
     device = model.device
     _settle(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     n_blocks = blocks_for(model.max_step_tokens, model.block_size) + model.max_sequences
+    resting_bytes = torch.cuda.memory_allocated(device) + (n_blocks + N_NULL_BLOCKS) * block_bytes
     runner = model.runner(n_blocks)
     plan = largest_step(model, n_blocks)
     runner.begin(plan).result()  # once, so that what is loaded and compiled does not count
     torch.cuda.reset_peak_memory_stats(device)
-    resting_bytes = torch.cuda.memory_allocated(device)
     runner.begin(plan).result()
     step_bytes = torch.cuda.max_memory_allocated(device) - resting_bytes
     begun_at = perf_counter()
