@@ -7,19 +7,24 @@ import json
 
 import torch
 import triton
-from bakehouse_kernels.triton import shared_prefix, split_decode
+from bakehouse_kernels.triton import paged_attention, shared_prefix, split_decode
 from bakehouse_kernels.triton.attention_call import AttentionCall, Signature
 from bakehouse_kernels.triton.launch import DeviceClass
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-CASES: tuple[tuple[DeviceClass, int], ...] = (("sm80", 128), ("sm90", 64), ("sm90", 128), ("sm90", 256))
+CASES: tuple[tuple[DeviceClass, int, int, int], ...] = (
+    ("sm80", 32, 8, 128),
+    ("sm90", 32, 8, 128),
+    ("sm90", 8, 4, 256),
+)
+"""Class, query heads, key heads, head dimension."""
 
 
-def call_of(device_class: DeviceClass, head_dim: int) -> AttentionCall:
-    """Of 4 query heads to each of 2 key heads, in bfloat16."""
-    q_TND = torch.empty((1, 8, head_dim), dtype=torch.bfloat16, device="meta")
-    key = torch.empty((1, 2, 16, head_dim), dtype=torch.bfloat16, device="meta")
+def call_of(device_class: DeviceClass, n_heads: int, n_kv_heads: int, head_dim: int) -> AttentionCall:
+    """In bfloat16."""
+    q_TND = torch.empty((1, n_heads, head_dim), dtype=torch.bfloat16, device="meta")
+    key = torch.empty((1, n_kv_heads, 16, head_dim), dtype=torch.bfloat16, device="meta")
     return AttentionCall(
         q_TND=q_TND,
         out_TND=q_TND,
@@ -50,8 +55,12 @@ def layouts(signature: Signature, device_class: DeviceClass) -> list[str]:
 
 if __name__ == "__main__":
     found = {}
-    for device_class, head_dim in CASES:
-        call = call_of(device_class, head_dim)
-        kernels = (split_decode.signatures(call, 512)[0], *shared_prefix.signatures(call, 512))
-        found[f"{device_class} {head_dim}"] = [layouts(kernel, device_class) for kernel in kernels]
+    for device_class, *heads in CASES:
+        call = call_of(device_class, *heads)
+        kernels = (
+            split_decode.signatures(call, 512)[0],
+            *shared_prefix.signatures(call, 512),
+            *paged_attention.signatures(call, 512),
+        )
+        found[f"{device_class} {heads[-1]}"] = [layouts(kernel, device_class) for kernel in kernels]
     print(json.dumps(found))
