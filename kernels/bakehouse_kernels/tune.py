@@ -164,9 +164,7 @@ def main() -> None:
             raise RuntimeError(str(exc)) from exc
         return elapsed_ms
 
-    text = written(
-        tuned(table_of(device_class), time_of, Make(device), report=lambda line: print(line, flush=True))
-    )
+    table = tuned(table_of(device_class), time_of, Make(device), lambda line: print(line, flush=True))
     if sys.argv[1:] == ["--write"]:
         (TABLES / f"{device_class}.json").write_text(written(table))
     else:
