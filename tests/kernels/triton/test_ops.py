@@ -1,5 +1,7 @@
 """All operations of the GPU path together, in the interpreter."""
 
+import math
+
 import pytest
 import torch
 from bakehouse_kernels.api import Ops
@@ -83,7 +85,7 @@ def _layer(ops: Ops, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     n_heads, n_kv_heads, head_dim, width = 4, 2, 16, 24
 
     def weight(*shape: int) -> Tensor:
-        return (torch.randn(*shape, generator=generator) / shape[0] ** 0.5).to(dtype)
+        return (torch.randn(*shape, generator=generator) / math.sqrt(shape[0])).to(dtype)
 
     qkv, output = ops.pack(weight(width, 8 * head_dim)), ops.pack(weight(n_heads * head_dim, width))
     gate_up, down, gain = ops.pack_gated(weight(width, 40)), ops.pack(weight(20, width)), weight(width)

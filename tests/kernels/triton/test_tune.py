@@ -3,7 +3,7 @@
 import pytest
 import torch
 from bakehouse_kernels import tune
-from bakehouse_kernels.triton.cases import Make, copies, norm
+from bakehouse_kernels.triton.cases import Case, Make, copies, norm
 from bakehouse_kernels.triton.launch import DEVICE_CLASSES, Entry, Launch, launch_of, table_of
 from bakehouse_kernels.tune import TUNED, Tuned, candidates, fastest, tuned
 
@@ -50,7 +50,7 @@ def test_a_table_is_tuned_entry_by_entry_under_the_launch_that_is_timed(monkeypa
     table = {"rms_norm": (small, rest), "copy_blocks": (rest,), "other": (rest,)}
     asked: list[int | None] = []
 
-    def case_of(limits: tune.Limits) -> tune.Case:
+    def case_of(limits: tune.Limits) -> Case:
         asked.append(limits.get("width"))
         return norm(8, torch.float32, n_rows=1)
 
