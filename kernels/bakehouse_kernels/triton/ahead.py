@@ -23,9 +23,6 @@ from bakehouse_kernels.triton.attention_call import Signature
 from bakehouse_kernels.triton.launch import DeviceClass
 
 CAPABILITIES: Mapping[DeviceClass, tuple[int, int]] = {"sm80": (8, 0), "sm90": (9, 0)}
-SHARED_LIMITS: Mapping[DeviceClass, int] = {"sm80": 163 << 10, "sm90": 227 << 10}
-"""Bytes of shared memory that one program may have: CUDA C++ Programming Guide, technical specifications."""
-
 _OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 _POINTERS = {
     torch.bfloat16: "*bf16",

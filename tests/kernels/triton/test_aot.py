@@ -13,7 +13,8 @@ import triton
 
 TABLE = Path(bakehouse_kernels.__file__).parent / "triton" / "aot_table.json"
 MORE_REGISTERS = 8  # registers are dealt out eight at a time; fewer change with any edit
-SHARED_LIMITS = {"sm80": 163 << 10, "sm90": 227 << 10}
+# Of one program, by the CUDA C++ Programming Guide: the class of 8.x holds 8.6 and 8.9, which have less than 8.0.
+SHARED_LIMITS = {"sm80": 99 << 10, "sm90": 227 << 10}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_every_kernel_is_compiled_for_both_generations(committed: dict[str, dict
     assert {kernel for _, kernel in of_class["sm90"]} >= {"attend_ragged", "draw", "int8_matmul", "rope_write"}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)  # 65 s of two processors, more where others use them
 def test_compiled_anew_no_kernel_takes_more(
     committed: dict[str, dict[str, int]],
     compiled_environment: Mapping[str, str],
@@ -57,7 +58,7 @@ def test_compiled_anew_no_kernel_takes_more(
         "TRITON_CACHE_DIR": str(tmp_path),
     }
     program = [sys.executable, "-m", "bakehouse_kernels.triton.aot"]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=380)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["kernels"]
     assert found.keys() == committed.keys(), "write the table anew: python -m bakehouse_kernels.triton.aot --write"
