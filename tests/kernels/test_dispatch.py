@@ -27,7 +27,7 @@ def test_the_cpu_is_served_by_the_compiled_path(dtype: torch.dtype) -> None:
             "cuda",
             torch.float16,
             1,
-            "no GPU kernels for torch.float16; there are .* torch.bfloat16, torch.float32$",
+            "no GPU kernels for torch.float16; there .* torch.bfloat16, torch.float32$",
         ),
         ("cpu", torch.float16, 1, "no CPU kernels for torch.float16; there are .* torch.float32, torch.bfloat16$"),
         ("cpu", torch.float32, 0, "n_threads is 0"),
@@ -64,7 +64,7 @@ def test_the_cpu_is_served_without_importing_triton() -> None:
         "import sys, torch\n"
         "from bakehouse_kernels.dispatch import select_ops\n"
         "select_ops(torch.device('cpu'), torch.float32, 1)\n"
-        "print([name for name in sys.modules if name == 'triton' or name.startswith('bakehouse_kernels.triton')])\n"
+        "print([name for name in sys.modules if 'triton' in name.split('.')[:2]])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

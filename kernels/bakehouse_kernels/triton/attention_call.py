@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.triton.launch import DeviceClass, Launch, device_class_of, launch_of
@@ -105,14 +106,16 @@ class Signature:
     `divisible` arguments are multiples of 16: pointers, and strides of queries.
     """
 
-    kernel: object
+    kernel: JITFunction
     arguments: tuple[str, ...]
     types: Mapping[str, str]
     divisible: frozenset[str]
     options: Mapping[str, int]
 
 
-def signature(kernel: object, arguments: list[str], options: Mapping[str, int], dtype: torch.dtype) -> Signature:
+def signature(
+    kernel: JITFunction, arguments: list[str], options: Mapping[str, int], dtype: torch.dtype
+) -> Signature:
     """That of a kernel with these arguments, over keys of `dtype`."""
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     tensors = dict.fromkeys(("q", "out", "key", "value"), element) | dict.fromkeys(("mean", "log_total"), "*fp32")

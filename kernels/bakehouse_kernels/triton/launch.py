@@ -6,7 +6,9 @@ by `python -m bakehouse_kernels.tune`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,6 +53,9 @@ Table = Mapping[str, tuple[Entry, ...]]
 """The launches of one class of devices, by the kernel's name."""
 
 
+_tried: ContextVar[Table | None] = ContextVar("tried", default=None)
+
+
 def device_class_of(device: torch.device) -> DeviceClass:
     """The class whose table serves `device`; on the CPU that of Triton's interpreter.
 
@@ -69,8 +74,18 @@ def device_class_of(device: torch.device) -> DeviceClass:
 
 def launch_of(op: str, device_class: DeviceClass, **sizes: int) -> Launch:
     """How `op` is launched for a call of these sizes."""
-    entries = table_of(device_class)[op]
+    entries = (_tried.get() or table_of(device_class))[op]
     return next(entry.launch for entry in entries if entry.serves(sizes))
+
+
+@contextmanager
+def trying(table: Table) -> Iterator[None]:
+    """Within, kernels are launched by this table, on whatever device."""
+    before = _tried.set(table)
+    try:
+        yield
+    finally:
+        _tried.reset(before)
 
 
 @cache

@@ -1,10 +1,13 @@
-"""Paged attention of ragged queries: prefill chunks and single rows in one launch, tile by tile.
+"""Paged attention of ragged queries: the tiles of prefill chunks and the splits of decode rows in one launch.
 
     out[t, n] = sum over visible j of softmax_j(cap(q[t, n] · k[j, h] * scale)) v[j, h],   h = n // (N / H)
 
 A query at position p of its context sees the keys j <= p and, with a window w, j > p - w only. `key_loop` has the
 equation of a tile and the sources. The query heads of a group are rows of one tile, so keys and values are read
-once for all of them (grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245).
+once for all of them (grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245). A decode row is attended as
+in a step of its own kind (`split_decode`), with the same warps and layouts: so its bits do not tell what else the
+step does. What tiles leave of the memory's bandwidth is theirs (POD-Attention,
+Kamath et al. 2024, arXiv 2410.18038).
 """
 
 import triton
@@ -18,7 +21,14 @@ from bakehouse_kernels.triton.attention_plan import HEADER, TILE_FIELDS, TritonP
 from bakehouse_kernels.triton.attention_work import STRIP
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
 from bakehouse_kernels.triton.shared_prefix import attend_shared
-from bakehouse_kernels.triton.split_decode import attend_splits, combine_splits, new_partials
+from bakehouse_kernels.triton.split_decode import (
+    Partials,
+    attend_items,
+    attend_splits,
+    combine_splits,
+    new_partials,
+    split_options,
+)
 
 _HEADER: tl.constexpr = tl.constexpr(HEADER)
 _STRIP: tl.constexpr = tl.constexpr(STRIP)
@@ -40,46 +50,112 @@ def paged_attention(
     assert plan.n_rows == q_TND.shape[0], f"a plan for {plan.n_rows} rows, not {q_TND.shape[0]}"
     assert plan.block_size == cache.block_size, f"a plan for blocks of {plan.block_size}"
     call = attention_call(q_TND, cache, layer, scale=scale, window=window, softcap=softcap)
+    partials = new_partials(call, plan)
     if plan.n_tiles:
-        attend_tiles(call, plan)
-    if plan.n_members:
-        partials = new_partials(call, plan)
+        attend_ragged(call, plan, partials)
+    elif plan.n_members:
         attend_splits(call, plan, partials)
-        if plan.max_groups:
-            attend_shared(call, plan, partials)
-        if plan.max_splits > 1:
-            combine_splits(call, plan, partials)
+    if plan.max_groups:
+        attend_shared(call, plan, partials)
+    if plan.n_members and plan.max_splits > 1:
+        combine_splits(call, plan, partials)
     return call.out_TND
 
 
-def attend_tiles(call: AttentionCall, plan: TritonPlan) -> None:
-    """The rows of the plan's tiles; modifies the result."""
-    _attend_tiles[plan.n_tiles, call.key.shape[1]](
+def attend_ragged(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
+    """Tiles, and splits that a row has for itself; modifies the result, and the partials."""
+    options = _options(call, plan.split_tokens)
+    n_tile_programs = plan.n_tiles * call.key.shape[1]
+    n_units = plan.n_members * plan.max_splits * call.key.shape[1]
+    _attend_ragged[(n_tile_programs + min(n_units, options["PROGRAMS"]),)](
         call.q_TND,
         call.out_TND,
+        partials.mean,
+        partials.log_total,
         call.key,
         call.value,
         plan.array,
+        n_tile_programs,
+        plan.max_splits,
         call.q_TND.stride(0),
         call.q_TND.stride(1),
         *call.numbers,
-        **_options(call),
+        **options,
     )
 
 
-def _options(call: AttentionCall) -> dict[str, int]:
-    launch = call.launch("paged_attention")
+def _options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
+    alone, tiles = split_options(call, split_tokens), call.launch("paged_attention")
     one_strip: int = triton.next_power_of_2(STRIP * call.group)
-    return {**call.constants, **launch.options, "BLOCK_M": max(launch.tiles["BLOCK_M"], one_strip)}
+    return {
+        **alone,
+        **tiles.options,
+        "BLOCK_M": max(tiles.tiles["BLOCK_M"], one_strip),
+        # In which order a split is summed is said once, for steps without tiles.
+        "num_warps": alone["num_warps"],
+    }
 
 
-def signatures(call: AttentionCall) -> tuple[Signature]:
-    """Of the kernel that attends tiles."""
-    return (signature(_attend_tiles, _attend_tiles.arg_names, _options(call), call.key.dtype),)
+def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature]:
+    """Of the kernel that attends tiles and splits."""
+    options = _options(call, split_tokens)
+    return (signature(_attend_ragged, _attend_ragged.arg_names, options, call.key.dtype),)
+
+
+@triton.jit(do_not_specialize=["n_tile_programs", "max_splits"])
+def _attend_ragged(
+    q,
+    out,
+    mean,
+    log_total,
+    key,
+    value,
+    plan,
+    n_tile_programs,
+    max_splits,
+    q_row_stride,
+    q_head_stride,
+    scale,
+    softcap,
+    window,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """A program for each strip and key head, the longest first; those for the items fill what is left."""
+    program = tl.program_id(0)
+    if program < n_tile_programs:
+        record = plan + _HEADER + program // N_KV_HEADS * _TILE_FIELDS
+        # One strip in QUERIES / STRIP begins a tile.
+        if tl.load(record) % (BLOCK_M // GROUP // _STRIP * _STRIP) == 0:
+            _attend_tile(
+                record, program % N_KV_HEADS,
+                q, out, key, value, plan, q_row_stride, q_head_stride, scale, softcap, window,
+                N_KV_HEADS, GROUP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, WINDOWED, CAPPED, WIDEN, BLOCK_M, TILE_N,
+            )  # fmt: skip
+    else:
+        attend_items(
+            program - n_tile_programs,
+            q, out, mean, log_total, key, value, plan, max_splits,
+            q_row_stride, q_head_stride, scale, softcap, window,
+            N_KV_HEADS, GROUP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, WINDOWED, CAPPED, WIDEN, BLOCK_N, SPLIT, PROGRAMS,
+        )  # fmt: skip
 
 
 @triton.jit
-def _attend_tiles(
+def _attend_tile(
+    record,
+    head,
     q,
     out,
     key,
@@ -99,15 +175,10 @@ def _attend_tiles(
     CAPPED: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    TILE_N: tl.constexpr,
 ):
-    """A program for each strip of queries and each key head; one in QUERIES / STRIP has work to do."""
+    """The rows of the tile that begins with this strip, for one key head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP // _STRIP * _STRIP
-    record = plan + _HEADER + tl.program_id(0) * _TILE_FIELDS
-    head = tl.program_id(1)
-    first_query = tl.load(record)
-    if first_query % QUERIES != 0:
-        return
     first_row = tl.load(record + 1).to(tl.int64)
     n_queries = tl.minimum(tl.load(record + 2), QUERIES)
     first_position = tl.load(record + 3)
@@ -124,9 +195,9 @@ def _attend_tiles(
     begin, all_see_from = 0, 0
     if WINDOWED:
         begin = tl.maximum(first_position - window + 1, 0)
-        all_see_from = tl.cdiv(tl.maximum(last_position - window + 1, 0), BLOCK_N) * BLOCK_N
+        all_see_from = tl.cdiv(tl.maximum(last_position - window + 1, 0), TILE_N) * TILE_N
     end = last_position + 1
-    all_see_to = (first_position + 1) // BLOCK_N * BLOCK_N
+    all_see_to = (first_position + 1) // TILE_N * TILE_N
     all_see_from = tl.minimum(all_see_from, all_see_to)
 
     sums_MD = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
@@ -139,18 +210,18 @@ def _attend_tiles(
     if WINDOWED:
         sums_MD, total_M, highest_M = fold_keys(
             q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
-            begin // BLOCK_N * BLOCK_N, all_see_from, begin, end, scale, softcap, window,
-            N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, True, WINDOWED, CAPPED, WIDEN,
+            begin // TILE_N * TILE_N, all_see_from, begin, end, scale, softcap, window,
+            N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, TILE_N, True, WINDOWED, CAPPED, WIDEN,
         )  # fmt: skip
     sums_MD, total_M, highest_M = fold_keys(
         q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
         all_see_from, all_see_to, begin, end, scale, softcap, window,
-        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, False, WINDOWED, CAPPED, WIDEN,
+        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, TILE_N, False, WINDOWED, CAPPED, WIDEN,
     )  # fmt: skip
     sums_MD, total_M, highest_M = fold_keys(
         q_MD, sums_MD, total_M, highest_M, position_M, key, value, blocks,
         all_see_to, end, begin, end, scale, softcap, window,
-        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N, True, WINDOWED, CAPPED, WIDEN,
+        N_KV_HEADS, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, TILE_N, True, WINDOWED, CAPPED, WIDEN,
     )  # fmt: skip
     at_M = ((first_row + query_M) * (N_KV_HEADS * GROUP) + query_head_M) * HEAD_DIM
     mean_MD, _ = mean_and_log_total(sums_MD, total_M, highest_M)

@@ -140,14 +140,50 @@ def _attend_splits(
     SPLIT: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """A unit of work is an item of the plan, one split of one row, for one key head."""
+    """The items of the plan, and nothing else."""
+    attend_items(
+        tl.program_id(0),
+        q, out, mean, log_total, key, value, plan, max_splits, q_row_stride, q_head_stride, scale, softcap, window,
+        N_KV_HEADS, GROUP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, WINDOWED, CAPPED, WIDEN, BLOCK_N, SPLIT, PROGRAMS,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_items(
+    program,
+    q,
+    out,
+    mean,
+    log_total,
+    key,
+    value,
+    plan,
+    max_splits,
+    q_row_stride,
+    q_head_stride,
+    scale,
+    softcap,
+    window,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Every PROGRAMS-th unit of work from `program` on: a row's split, which is an item, for a key head."""
     N_HEADS: tl.constexpr = N_KV_HEADS * GROUP
     n_units = tl.load(plan + _N_ITEMS) * N_KV_HEADS
     items = plan + tl.load(plan + _ITEMS_AT)
     head_M, dim_D = tl.arange(0, _ROWS), tl.arange(0, HEAD_PAD)
     is_used_M = head_M < GROUP
     is_used_MD = is_used_M[:, None] & (dim_D < HEAD_DIM)[None, :]
-    for unit in range(tl.program_id(0), n_units, PROGRAMS):
+    for unit in range(program, n_units, PROGRAMS):
         # Key heads of a block lie side by side, and so do the programs that read them.
         item, head = items + unit // N_KV_HEADS * _ITEM_FIELDS, unit % N_KV_HEADS
         member, split = tl.load(item), tl.load(item + 1)

@@ -36,9 +36,8 @@ def _surveyed(logits_RV: Tensor, temperature_R: Tensor, n_best: int) -> Survey:
     distance_RV = (logits_RV - value_RK[:, :1]) / temperature_R[:, None]
     weight_RV = distance_RV.exp().masked_fill(~is_weighed_R[:, None], 0.0)
     padded_RV = functional.pad(weight_RV, (0, -weight_RV.shape[1] % SURVEY_BLOCK))
-    block_RB = padded_RV.unflatten(1, (padded_RV.shape[1] // SURVEY_BLOCK, SURVEY_BLOCK)).sum(
-        dim=-1, dtype=torch.float64
-    )
+    weight_RBC = padded_RV.unflatten(1, (padded_RV.shape[1] // SURVEY_BLOCK, SURVEY_BLOCK))
+    block_RB = weight_RBC.sum(dim=-1, dtype=torch.float64)
     return Survey(value_RK=value_RK, id_RK=id_RK, total_R=block_RB.sum(dim=-1), block_RB=block_RB)
 
 

@@ -1,57 +1,46 @@
-"""Compiles the decode kernels for GPUs and prints the layouts of their products, as JSON; needs no GPU.
+"""Compiles the attention kernels for GPUs and prints the layouts of their splits' scores, as JSON; needs no GPU.
 
 TRITON_INTERPRET=0 python -m tests.kernels.triton.compiled_layouts
 """
 
 import json
+import re
 
-import torch
 import triton
-from bakehouse_kernels.triton import shared_prefix, split_decode
-from bakehouse_kernels.triton.attention_call import AttentionCall, Signature
+from bakehouse_kernels.triton.attention_call import Signature
+from bakehouse_kernels.triton.cases import signatures_of
 from bakehouse_kernels.triton.launch import DeviceClass
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-CASES: tuple[tuple[DeviceClass, int], ...] = (("sm80", 128), ("sm90", 64), ("sm90", 128), ("sm90", 256))
-
-
-def call_of(device_class: DeviceClass, head_dim: int) -> AttentionCall:
-    """Of 4 query heads to each of 2 key heads, in bfloat16."""
-    q_TND = torch.empty((1, 8, head_dim), dtype=torch.bfloat16, device="meta")
-    key = torch.empty((1, 2, 16, head_dim), dtype=torch.bfloat16, device="meta")
-    return AttentionCall(
-        q_TND=q_TND,
-        out_TND=q_TND,
-        key=key,
-        value=key,
-        scale=1.0,
-        window=None,
-        softcap=None,
-        device_class=device_class,
-    )
+CASES: tuple[tuple[DeviceClass, str], ...] = (
+    ("sm80", "attention 32/8x128 bf16"),
+    ("sm90", "attention 32/8x128 bf16"),
+    ("sm90", "attention 8/4x256 bf16"),
+    ("sm90", "attention 32/8x128 f32"),
+)
 
 
 def layouts(signature: Signature, device_class: DeviceClass) -> list[str]:
-    """The lines of the compiled kernel that define layouts of products."""
-    names = list(signature.types)
-    constants = {name: value for name, value in signature.options.items() if not name.startswith("num_")}
+    """Those of the products that are as wide as a split's tile of keys."""
     order = signature.arguments
     source = ASTSource(
         signature.kernel,
         {name: signature.types.get(name, "constexpr") for name in order},
-        constants,
-        {(order.index(name),): [["tt.divisibility", 16]] for name in names if name in signature.divisible},
+        {name: value for name, value in signature.options.items() if not name.startswith("num_")},
+        {(order.index(name),): [["tt.divisibility", 16]] for name in sorted(signature.divisible)},
     )
     options = {name: signature.options[name] for name in ("num_warps", "num_stages")}
     compiled = triton.compile(source, target=GPUTarget("cuda", int(device_class[2:]), 32), options=options)
-    return sorted(line for line in compiled.asm["ttgir"].splitlines() if line.startswith("#mma"))
+    text = compiled.asm["ttgir"]
+    layout_of = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+    product = rf"dot .*-> tensor<\d+x{signature.options['BLOCK_N']}xf32, (#\w+)>"
+    return sorted({layout_of[name] for name in re.findall(product, text)})
 
 
 if __name__ == "__main__":
     found = {}
-    for device_class, head_dim in CASES:
-        call = call_of(device_class, head_dim)
-        kernels = (split_decode.signatures(call, 512)[0], *shared_prefix.signatures(call, 512))
-        found[f"{device_class} {head_dim}"] = [layouts(kernel, device_class) for kernel in kernels]
+    for device_class, name in CASES:
+        ragged, alone, _, shared = signatures_of(name, device_class)
+        found[f"{device_class} {name}"] = [layouts(kernel, device_class) for kernel in (alone, shared, ragged)]
     print(json.dumps(found))

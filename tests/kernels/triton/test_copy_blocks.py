@@ -36,9 +36,14 @@ def filled_cache(
 @pytest.mark.parametrize(("sources", "targets"), [([], []), ([3], [0]), ([1, 1, 6], [4, 2, 0])])
 @pytest.mark.parametrize(("block_size", "head_dim"), [(1, 2), (4, 12), (16, 64)])
 def test_targets_become_their_sources_in_every_layer_and_nothing_else_changes(
-    generator: torch.Generator, sources: list[int], targets: list[int], block_size: int, head_dim: int, dtype: torch.dtype
+    generator: torch.Generator,
+    sources: list[int],
+    targets: list[int],
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
 ) -> None:
-    cache = filled_cache(generator: torch.Generator, dtype, block_size=block_size, head_dim=head_dim)
+    cache = filled_cache(generator, dtype, block_size=block_size, head_dim=head_dim)
     expected = TritonCache(
         key=tuple(layer.clone() for layer in cache.key),
         value=tuple(layer.clone() for layer in cache.value),
@@ -53,7 +58,7 @@ def test_targets_become_their_sources_in_every_layer_and_nothing_else_changes(
 
 
 def test_a_block_that_is_no_number_of_words_is_refused(generator: torch.Generator) -> None:
-    cache = filled_cache(generator: torch.Generator, torch.bfloat16, block_size=1, n_kv_heads=1, head_dim=3)
+    cache = filled_cache(generator, torch.bfloat16, block_size=1, n_kv_heads=1, head_dim=3)
     index = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(AssertionError, match="a block of 6 bytes is not made of words"):
         copy_blocks(cache, index, index + 1)

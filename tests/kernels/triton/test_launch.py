@@ -12,17 +12,20 @@ from bakehouse_kernels.triton.launch import (
     launch_of,
     parsed,
     table_of,
+    trying,
     written,
 )
 
 
-def test_the_first_launch_whose_limits_hold_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_launch_whose_limits_hold_is_taken() -> None:
     small, large = (Launch(tiles={"BLOCK": n}, num_warps=4, num_stages=2) for n in (16, 64))
     table = {"op": (Entry(up_to={"rows": 16, "width": 8}, launch=small), Entry(up_to={}, launch=large))}
-    monkeypatch.setattr("bakehouse_kernels.triton.launch.table_of", lambda _: table)
-    assert launch_of("op", "sm80", rows=16, width=8) is small
-    assert launch_of("op", "sm80", rows=17, width=8) is large
-    assert launch_of("op", "sm80", rows=16, width=9) is large
+    with trying(table):
+        assert launch_of("op", "sm80", rows=16, width=8) is small
+        assert launch_of("op", "sm80", rows=17, width=8) is large
+        assert launch_of("op", "sm80", rows=16, width=9) is large
+    with pytest.raises(KeyError):
+        launch_of("op", "sm80", rows=16, width=8)
 
 
 def test_options_are_the_keyword_arguments_of_a_kernel() -> None:

@@ -110,6 +110,17 @@ def test_a_nan_reaches_exactly_the_rows_that_see_it(generator: torch.Generator) 
     assert is_wrong_TN.equal(expected_TN)
 
 
+def test_a_value_before_every_window_reaches_nobody(generator: torch.Generator) -> None:
+    # The windows begin at 33, within a tile of 16 keys.
+    batch = make_batch(generator, ((2, 42), (1, 41)), window=8)
+    expected = batch.attend()
+    for s in range(2):
+        block = int(batch.block_table_SB[s, 2])
+        batch.cache.value[1][block, :, 0] = NAN
+        batch.cache.key[1][block, :, 0] = NAN
+    assert batch.attend().equal(expected)
+
+
 def test_no_rows_give_no_rows(generator: torch.Generator) -> None:
     for chunks in ((), ((0, 0),), ((0, 20), (0, 3))):
         assert make_batch(generator, chunks).attend().shape == (0, 3, 16)

@@ -66,8 +66,8 @@ def test_queries_keys_and_values_are_as_defined_and_nothing_else_is_written(
     expected = reference.new_cache(
         n_layers=2, n_blocks=n_blocks, block_size=block_size, n_kv_heads=n_kv_heads, head_dim=head_dim
     )
-    for layer in (*expected.key, *expected.value):
-        layer.fill_(torch.nan)
+    for tensor in (*expected.key, *expected.value):
+        tensor.fill_(torch.nan)
     slots = torch.randperm(n_blocks * block_size, generator=generator)[:n_tokens]
     n_tokens = len(slots)
     qkv = torch.randn(n_tokens, (n_heads + 2 * n_kv_heads) * head_dim, generator=generator).to(dtype)

@@ -56,6 +56,7 @@ def test_draws_equal_their_definition(generator: torch.Generator, n_vocabulary: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 0.2 s a draw, and three times that beside other processes
 def test_two_thousand_draws_equal_their_definition(generator: torch.Generator) -> None:
     logits, asks = random_rows(2000, 601, generator)
     assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()

@@ -97,17 +97,15 @@ def test_a_row_has_the_same_bits_whoever_it_shares_with(generator: torch.Generat
         assert fewer.attend().equal(result[keep]), f"rows {keep}"
 
 
-def test_compiled_kernels_sum_a_shared_split_as_one_of_a_row_alone(
-    compiled_environment: Mapping[str, str],
-) -> None:
+def test_compiled_kernels_all_sum_a_split_alike(compiled_environment: Mapping[str, str]) -> None:
     # Which numbers a thread adds up follows from the layout of the products; that of wgmma, which takes 64 rows,
     # is another.
     program = [sys.executable, "-m", "tests.kernels.triton.compiled_layouts"]
     environment = {**compiled_environment, "PYTHONPATH": ":".join(sys.path)}
     answer = subprocess.run(program, env=environment, check=True, capture_output=True, text=True, timeout=240)
     layouts = json.loads(answer.stdout)
-    assert set(layouts) == {"sm80 128", "sm90 64", "sm90 128", "sm90 256"}
-    for case, (alone, shared) in layouts.items():
+    assert len(layouts) == 4
+    for case, (alone, shared, ragged) in layouts.items():
         assert len(alone) == 1, f"{case}: {alone}"
         assert alone == shared, case
-        assert "versionMajor = 2" in alone[0], case
+        assert alone[0] in ragged, f"{case}: {alone[0]} is not among {ragged}"
