@@ -175,7 +175,7 @@ class Scheduler:
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
             return None
-        has_preempted = self._preempt_until_blocks_suffice(budget)
+        has_preempted = not is_ahead and self._preempt_until_blocks_suffice(budget)
         copies: list[BlockCopy] = []
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
