@@ -2,8 +2,8 @@
 
 The device is a clock: a step is done its time after it was begun, or after the one before was done, whichever is
 later, and the thread that takes its result sleeps until then. So the engine's own work is all that can keep it
-idle: planning, beginning, applying, publishing to a stream each. Prints tokens a second with overlap and without, beside
-what a device that never waits would give, and the share of time in which it waited.
+idle: planning, beginning, applying, publishing to a stream each. Prints tokens a second with overlap and without,
+beside what a device that never waits would give, and the share of time in which it waited.
 
 PYTHONPATH=replica python replica/benchmarks/overlap.py
 """

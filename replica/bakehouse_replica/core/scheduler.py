@@ -175,7 +175,7 @@ class Scheduler:
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
             return None
-        has_preempted = self._preempt_until_blocks_suffice(budget)
+        has_preempted = not is_ahead and self._preempt_until_blocks_suffice(budget)
         copies: list[BlockCopy] = []
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
@@ -205,8 +205,8 @@ class Scheduler:
             draws = () if chunk.sample is None else next(sampled).draws
             if sequence.status is Status.ENDED:
                 continue
-            sequence.n_applied += len(chunk.token_ids)
-            if sequence.n_applied // block_size > sequence.n_registered:
+            sequence.n_applied = n_applied = sequence.n_applied + len(chunk.token_ids)
+            if n_applied // block_size > sequence.n_registered:
                 self._roster.register(sequence)
             if scores:
                 sequence.call.collect(scores)
@@ -326,7 +326,8 @@ class Scheduler:
         room = self._room(len(self._roster.running))
         coming = set[bytes]()  # no more than the blocks of this step and of those in flight
         for sequence in self._roster.running:
-            coming.update(self._roster.coming(sequence, budget.grants.get(sequence, 0)))
+            if len(sequence.block_hashes) > sequence.n_registered:  # else no more of it will be found
+                coming.update(self._roster.coming(sequence, budget.grants.get(sequence, 0)))
         for sequence in list(self._roster.waiting):
             if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
                 break

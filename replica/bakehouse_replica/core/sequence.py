@@ -233,13 +233,7 @@ class Sequence:
         A stop id ends the choice wherever it stands: not drawing one before `min_tokens` is the sampler's
         promise, kept in one place.
         """
-        call, n_known = self.call, len(self.tokens) - self.n_awaited
-        n_output = n_known - self.n_prompt
-        if n_output and self.tokens[n_known - 1] in call.stop_ids:
-            return FinishReason.STOP
-        if n_output >= call.n_output_limit:
-            return FinishReason.LENGTH
-        return None
+        return self._end_at(len(self.tokens) - self.n_awaited)
 
     def accept(self, draw: Draw) -> tuple[Draw, FinishReason | None]:
         """Puts the oldest draw in flight in its place, up to the token that ends the choice.
@@ -248,16 +242,15 @@ class Sequence:
         """
         reason: FinishReason | None = None
         token_ids = draw.token_ids
-        assert len(token_ids) <= 1 or self.n_awaited <= 1, (
-            f"{draw} has several tokens, but a step follows the first"
-        )
         for n_kept, token_id in enumerate(token_ids, start=1):
-            if self.n_awaited:
-                self.tokens[-self.n_awaited] = token_id
-                self.n_awaited -= 1
+            n_awaited = self.n_awaited
+            if n_awaited and n_kept == 1:
+                self.tokens[-n_awaited] = token_id
+                self.n_awaited = n_awaited = n_awaited - 1
             else:
+                assert not n_awaited, f"{draw} has several tokens, but a step follows the first"
                 self.tokens.append(token_id)
-            reason = self.finish_reason()
+            reason = self._end_at(len(self.tokens) - n_awaited)
             if reason is not None and n_kept < len(token_ids):
                 kept = replace(draw, token_ids=token_ids[:n_kept], logprobs=draw.logprobs[:n_kept])
                 return kept, reason
@@ -270,22 +263,22 @@ class Sequence:
 
     def book(self, n_tokens: int) -> Chunk:
         """Its next `n_tokens` as work, which count as computed from here on; sampled where no more are missing."""
-        tokens, start = self.tokens, self.n_computed
-        end, has_scores = start + n_tokens, self.call.has_scores_to_ask
+        call, tokens, start, n_awaited = self.call, self.tokens, self.n_computed, self.n_awaited
+        end, has_scores = start + n_tokens, call.n_asked < call.n_to_score
         is_last = end == len(tokens) and not (has_scores and self.finish_reason() is not None)
         chunk = _new_chunk(
             sequence_id=self.sequence_id,
-            token_ids=tuple(tokens[start:end]),
+            token_ids=(tokens[start],) if n_tokens == 1 else tuple(tokens[start:end]),
             start=start,
             block_ids=self.block_ids,
             sample=self._sample() if is_last else None,
             score=self._ask_scores(start, end) if has_scores else None,
-            follows_draw=self.n_awaited > 0,
+            follows_draw=n_awaited > 0,
         )
         self.n_computed = end
         if is_last and len(self.seeds) == 1:
             tokens.append(_PLACEHOLDER)
-            self.n_awaited += 1
+            self.n_awaited = n_awaited + 1
         return chunk
 
     def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
@@ -325,6 +318,15 @@ class Sequence:
             usage=usage,
             failure=failure,
         )
+
+    def _end_at(self, n_known: int) -> FinishReason | None:
+        """Why the first `n_known` tokens are complete."""
+        call, n_output = self.call, n_known - self.n_prompt
+        if n_output and self.tokens[n_known - 1] in call.stop_ids:
+            return FinishReason.STOP
+        if n_output >= call.n_output_limit:
+            return FinishReason.LENGTH
+        return None
 
     def _sample(self) -> Sample:
         call = self.call

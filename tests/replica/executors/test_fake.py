@@ -118,3 +118,18 @@ def test_steps_end_no_closer_than_their_time_whatever_they_compute() -> None:
     for start in range(3):
         execute(executor, plan_of(chunk_of((1,), start, (0,))))
         assert time.perf_counter() - begun_at >= 0.02 * (start + 1)
+
+
+def test_steps_in_flight_together_take_their_time_one_after_the_other() -> None:
+    executor = FakeExecutor(replace(CAPACITY, max_flights=2), step_s=0.02)
+    begun_at = time.perf_counter()
+    first, second = (executor.begin(replace(plan_of(chunk_of((1,), 0, (0,))), step=step)) for step in range(2))
+    first.result()
+    assert time.perf_counter() - begun_at >= 0.02
+    second.result()
+    assert time.perf_counter() - begun_at >= 0.04
+
+
+def test_to_begin_a_step_is_not_to_wait_for_it() -> None:
+    executor = FakeExecutor(CAPACITY, step_s=1e6)
+    executor.begin(plan_of(chunk_of((1,), 0, (0,))))
