@@ -1,8 +1,14 @@
 """Fixtures that several folders of tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Triton decides while it is imported, and again at each kernel, whether kernels are compiled or interpreted, and
+# other packages import it, too (transformers' models do): so it is said before anything is imported. Here kernels
+# are interpreted, on the CPU; tests of compiled ones start processes with TRITON_INTERPRET=0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,8 @@ Dtype = Annotated[
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
 KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float32 or float16.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Weights = Annotated[str | None, typer.Option(help="dummy for random ones, made from config.json alone.")]
+Overlap = Annotated[str | None, typer.Option(help="Plan a step while one runs: on, off; auto: on a GPU.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
@@ -77,6 +79,8 @@ def serve(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    weights: Weights = None,
+    overlap: Overlap = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     chat_template: ChatTemplate = None,
@@ -99,7 +103,9 @@ def serve(
         "model.quantize": quantize,
         "model.kv_dtype": kv_dtype,
         "model.device": device,
+        "model.weights": weights,
         "replica.kv_memory": kv_memory,
+        "replica.overlap": overlap,
     }
     sys.exit(serving.serve(load_config(config, overrides), Stages(Console(stderr=True))))
 
@@ -116,6 +122,8 @@ def generate(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    weights: Weights = None,
+    overlap: Overlap = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -129,7 +137,9 @@ def generate(
         "model.quantize": quantize,
         "model.kv_dtype": kv_dtype,
         "model.device": device,
+        "model.weights": weights,
         "replica.kv_memory": kv_memory,
+        "replica.overlap": overlap,
     }
     # Loads torch, which `serve` must not wait for.
     from bakehouse_cluster import generating
@@ -157,6 +167,7 @@ def chat(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    weights: Weights = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -180,6 +191,7 @@ def chat(
             "model.quantize": quantize,
             "model.kv_dtype": kv_dtype,
             "model.device": device,
+            "model.weights": weights,
             "model.revision": revision,
             "replica.kv_memory": kv_memory,
         }

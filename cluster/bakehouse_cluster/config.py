@@ -15,7 +15,7 @@ from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings, ToolFormatName
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from bakehouse_cluster.serve_environment import Ingress
 
@@ -27,6 +27,12 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _switch(value: object) -> object:
+    return (
+        {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    )  # as YAML reads a bare on and off
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -35,7 +41,7 @@ class ModelSection(_Section):
     """What is served. `source`: alias, folder, GGUF file, hub id, or `scripted:FILE`.
 
     `chat_template`: a file or the text. `tool_format`: how the model writes tool calls; `auto` goes by its chat
-    template.
+    template. `weights` `dummy`: random ones, made from the model's configuration alone.
     """
 
     source: Annotated[str, Field(min_length=1)] = "smollm2"
@@ -48,13 +54,15 @@ class ModelSection(_Section):
     quantize: Literal["none", "int8"] = "none"
     kv_dtype: Literal["auto", "float32", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    weights: Literal["checkpoint", "dummy"] = "checkpoint"
 
 
 class ReplicaSection(_Section):
     """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
 
     `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `executor` `fake` draws
-    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs.
+    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs. `overlap`:
+    the next step is planned while one runs; `auto` on a GPU.
     """
 
     kv_memory: Size | None = None
@@ -67,6 +75,7 @@ class ReplicaSection(_Section):
     threads: Count | None = None
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
 
 
 class GatewaySection(_Section):
@@ -127,7 +136,7 @@ class Config(_Section):
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        return ModelSource(model=self.model.source, revision=self.model.revision)
+        return ModelSource(model=self.model.source, revision=self.model.revision, weights=self.model.weights)
 
     @property
     def served_name(self) -> str:
@@ -178,6 +187,7 @@ class Config(_Section):
             n_threads=self.replica.threads,
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
+            overlap=self.replica.overlap,
             hash_key=hash_key,
         )
 

@@ -15,7 +15,7 @@ from random import Random
 from time import perf_counter
 
 from bakehouse_cluster.bench.workloads import PRESETS, Demand
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import ModelSource, Request, SchedulingPolicy, StepPlan
@@ -69,7 +69,7 @@ def work(executor: Executor, scheduler: Scheduler, requests: Iterator[Request], 
         begun_at = perf_counter()
         plan = scheduler.plan(begun_at)
         assert plan is not None, "requests are open"
-        deltas = scheduler.apply(executor.execute(plan), perf_counter())
+        deltas = scheduler.apply(execute(executor, plan), perf_counter())
         for delta in deltas:
             if delta.finish is not None:
                 n_open += _begin(scheduler, requests) - 1

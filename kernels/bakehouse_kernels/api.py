@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bakehouse_kernels.layout import KVCache, Survey
+from bakehouse_kernels.layout import DrawTensors, KVCache, LogitChanges, Survey
 
 Packed = object
 """A weight in the form that one device's products want: opaque, made and read by the same `Ops`."""
@@ -33,7 +33,10 @@ class Recording(Protocol):
 class Ops(Protocol):
     """One device's operations. Inputs are never modified except where an op says so.
 
-    What a row yields depends on nothing but that row: neighbours, tiles and threads do not change a bit of it.
+    On the CPU, what a row yields depends on nothing but that row: neighbours, tiles and threads do not change a
+    bit of it. On a GPU that holds of all but matrix products of floating-point numbers: their library takes sums
+    in another order at another number of rows, so there a row's last bits depend on how many rows its step has,
+    but not on what the others hold.
     """
 
     def pack(self, weight_IO: Tensor) -> Packed:
@@ -77,7 +80,8 @@ class Ops(Protocol):
         `qkv` holds N query heads, H key heads and H value heads of each token, end to end. The rotation is the
         half-split one, `x * cos + concat(-x[D/2:], x[:D/2]) * sin`; `cos` and `sin` are the rows of the tokens'
         positions, `[T, D]`, the two halves equal. `slots` (int64) are distinct; slot s stands in block
-        `s // block_size` at offset `s % block_size`. Modifies the cache; `IndexError` on a slot outside of it.
+        `s // block_size` at offset `s % block_size`. Modifies the cache; `IndexError` on a slot outside of it, or
+        where a device cannot raise, no such slot is written.
         """
         ...
 
@@ -92,8 +96,9 @@ class Ops(Protocol):
 
         Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
         context of `context_len[s]` tokens. All int32. Entries of the block table beyond a chunk's context are
-        never read. The tensors must not change while the plan is in use. With `into`, a plan for as many chunks
-        and rows and a table at least as wide, the new plan stands where that one stood.
+        never read. The tensors lie on the host, pinned where a GPU is used, which copies what it needs without
+        waiting; they must not change while the plan is in use. With `into`, a plan for as many chunks and rows and
+        a table at least as wide, the new plan stands where that one stood.
         """
         ...
 
@@ -131,11 +136,33 @@ class Ops(Protocol):
         """
         ...
 
+    def adjust(self, logits_RV: Tensor, changes: LogitChanges) -> None:
+        """Penalise and bias some logits (float32); modifies them.
+
+        In this order: that of a seen token is divided by the row's repetition penalty where it is above 0, else
+        multiplied with it; that of a token of the output falls by `presence + frequency * count`; the bias is
+        added.
+        """
+        ...
+
+    def draw(self, logits_RV: Tensor, asks: DrawTensors) -> Tensor:
+        """One token id for each row, int64 `[R]`, on the device; nobody waits for it.
+
+        At temperature 0 the best, of equal ones the smallest id. Else a token's weight is
+        `exp((logit - highest) / temperature)`; `top_k`, `top_p` (of the weight that `top_k` leaves) and `min_p`
+        keep the tokens from a lowest logit on, so equal logits share one fate; of the kept ones the token whose
+        time, exponential noise keyed by (`key`, id) over its weight, is least wins the row. Without filters the
+        race is one of blocks of `SURVEY_BLOCK` ids by their weights, then one of the tokens of the block that won.
+        A row whose highest logit is not finite, or that holds a NaN, has no token: -1, as a device cannot raise.
+        """
+        ...
+
     def record(self, work: Callable[["Ops"], Tensor]) -> Recording:
         """Note the operations that `work` calls of the `Ops` it gets, to be done when the recording is played.
 
         `work` calls no others, and looks at no result. What it uses beside results (inputs, weights, plans,
         caches) must stay where it is as long as the recording is in use; what it returns is the recording's
-        `result`. Recordings of the same `Ops` share memory: nothing but such inputs outlasts the next `play`.
+        `result`. Recordings of the same `Ops` share memory: nothing but such inputs outlasts the next `play`. On a
+        GPU `work` is also done once beforehand, with what its inputs hold then.
         """
         ...

@@ -1,5 +1,6 @@
 """Device and dtype to `Ops`: decided once, explicitly, by whoever builds the model."""
 
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from bakehouse_kernels.cpu.pool import n_cores
 from bakehouse_kernels.cpu.tile import HAS_HALF
 
 KV_DTYPES = (torch.float32, torch.float16)
+GPU_DTYPES = (torch.bfloat16, torch.float32)
 
 Quantize = Literal["none", "int8"]
 
@@ -29,16 +31,19 @@ def select_ops(
 
     On the CPU, `dtype` is that of the numbers which matrix products multiply, of 8 bits with `quantize` `int8`;
     all that is around them takes and gives float32. Keys and values are kept in `kv_dtype`, by default in that of
-    `default_kv_dtype`. Sets the size of torch's thread pool for the whole process. Raises `ValueError` naming what
-    is missing.
+    `default_kv_dtype`. Sets the size of torch's thread pool for the whole process.
+
+    On a GPU (`cuda`), `dtype` is that of everything, keys and values included; `quantize` `int8` has products
+    multiply 8 bits. Kernels are compiled as they are first called; `n_threads` is for the CPU.
+
+    Raises `ValueError` naming what is missing.
     """
-    if quantize != "none" and (device.type, dtype) != ("cpu", torch.float32):
-        raise ValueError(
-            f"no {quantize} kernels for {dtype} on device {device.type!r}; there are {quantize} kernels for: "
-            "torch.float32 on device 'cpu'"
-        )
+    if device.type == "cuda":
+        return _gpu_ops(device, dtype, quantize, kv_dtype or dtype)
     if device.type != "cpu":
-        raise ValueError(f"no kernels for device {device.type!r}; there are kernels for: cpu")
+        raise ValueError(f"no kernels for device {device.type!r}; there are kernels for: cpu, cuda")
+    if quantize != "none" and dtype != torch.float32:
+        raise ValueError(f"no {quantize} kernels for {dtype} on the CPU; there are such for: torch.float32")
     if dtype not in _CPU_FORMATS:
         known = ", ".join(map(str, _CPU_FORMATS))
         raise ValueError(f"no CPU kernels for {dtype}; there are CPU kernels for: {known}")
@@ -59,8 +64,24 @@ def select_ops(
     return CpuOps(n_threads, weight_format=weight_format, kv_dtype=kept)
 
 
+def _gpu_ops(device: torch.device, dtype: torch.dtype, quantize: Quantize, kv_dtype: torch.dtype) -> Ops:
+    if dtype not in GPU_DTYPES:
+        known = ", ".join(map(str, GPU_DTYPES))
+        raise ValueError(f"no GPU kernels for {dtype}; there are GPU kernels for: {known}")
+    if kv_dtype != dtype:
+        raise ValueError(f"no GPU kernels for keys and values of {kv_dtype} beside weights of {dtype}")
+    if not torch.cuda.is_available():
+        raise ValueError(f"torch {torch.__version__} sees no CUDA device; there are kernels for: cpu")
+    if find_spec("triton") is None:
+        raise ValueError("the GPU kernels need triton, which is not installed: pip install 'triton>=3.6,<3.8'")
+    # Optional: triton exists for Linux only, and takes a second to import, which the CPU path does without.
+    from bakehouse_kernels.triton.ops import TritonOps
+
+    return TritonOps(device, dtype, is_int8=quantize == "int8")
+
+
 def default_kv_dtype(dtype: torch.dtype, quantize: Quantize) -> torch.dtype:
-    """That of keys and values where nobody asks for another."""
+    """That of keys and values on the CPU where nobody asks for another; on a GPU it is `dtype`."""
     return kv_dtype_beside(_CPU_FORMATS[dtype] if quantize == "none" else quantize)
 
 

@@ -1,4 +1,4 @@
-"""The paged KV cache.
+"""The tensors that operations take and give together: the paged KV cache, surveys and draws.
 
 Shape legend, used as suffixes here and in every file of kernels and model:
     T tokens of all chunks of a step, end to end      S chunks (sequences) of a step
@@ -47,3 +47,37 @@ class Survey:
     id_RK: Tensor
     total_R: Tensor
     block_RB: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawTensors:
+    """How one token is drawn from each of R rows of logits; all on the device of the logits.
+
+    `temperature_R`: float32, 0 for the best token. `top_k_R`: int32, 0 for no such filter. `top_p_R`: float64, 1
+    for none. `min_p_R`: float64, 0 for none. `key_R`: int64, from which a row's noise comes.
+    """
+
+    temperature_R: Tensor
+    top_k_R: Tensor
+    top_p_R: Tensor
+    min_p_R: Tensor
+    key_R: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitChanges:
+    """What is changed in R rows of logits, at C places; all on the device of the logits.
+
+    `repetition_R`, `presence_R`, `frequency_R`: float32, the penalties of each row; 1, 0 and 0 for none.
+    `row_C`, `id_C`: int32, the places, each there once. `is_seen_C`: bool, whether the token stands in prompt or
+    output. `count_C`: int32, how often in the output. `bias_C`: float32, what is added; -inf forbids the token.
+    """
+
+    repetition_R: Tensor
+    presence_R: Tensor
+    frequency_R: Tensor
+    row_C: Tensor
+    id_C: Tensor
+    is_seen_C: Tensor
+    count_C: Tensor
+    bias_C: Tensor

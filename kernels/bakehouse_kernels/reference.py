@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from bakehouse_kernels.api import AttentionPlan, Ops, Packed, Recording
 from bakehouse_kernels.layout import SURVEY_BLOCK, KVCache, Survey
+from bakehouse_kernels.reference_draw import adjust, draw
 
 _CPU = torch.device("cpu")
 
@@ -32,6 +33,9 @@ class ReferenceOps:
         """`device` and `dtype` of the cache."""
         self._device = device
         self._dtype = dtype
+
+    adjust = staticmethod(adjust)
+    draw = staticmethod(draw)
 
     def pack(self, weight_IO: Tensor) -> Packed:
         """The weight itself."""
@@ -213,13 +217,14 @@ class QuantisedReferenceOps(ReferenceOps):
     def linear(self, x_TI: Tensor, packed: Packed, bias_O: Tensor | None = None) -> Tensor:
         """`x @ weight + bias` of the rounded numbers; `[T, O]`."""
         assert isinstance(packed, QuantisedWeight), "a weight from `pack`"
+        dtype, x_TI = x_TI.dtype, x_TI.float()
         largest_T1 = x_TI.abs().amax(dim=1, keepdim=True)
         # `127 / tensor` would be 127 times a rounded reciprocal.
         factor_T1 = torch.where(largest_T1 > 2.0**-119, torch.full_like(largest_T1, 127) / largest_T1, 0.0)
         integers_TI = (x_TI * factor_T1).round().nan_to_num(nan=0.0).long()
         scale_T1 = torch.where(largest_T1.isfinite(), largest_T1 / 127, torch.nan)
         product_TO = (integers_TI @ packed.integers_IO).float() * (scale_T1 * packed.scale_O)
-        return product_TO if bias_O is None else product_TO + bias_O
+        return (product_TO if bias_O is None else product_TO + bias_O).to(dtype)
 
 
 def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

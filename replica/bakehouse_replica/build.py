@@ -5,11 +5,14 @@ from collections.abc import Callable
 import torch
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
+from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import kv_dtype_of, load_executor
+from bakehouse_replica.executors.in_process import load_executor
+from bakehouse_replica.executors.on_device import load_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
@@ -59,12 +62,12 @@ def build_engine(
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     """What tells this replica's keys and values from those of another model, or of the same one in fewer bits."""
-    digest = files.digest
+    digest, device = files.digest, device_of(settings)
     if settings.quantize != "none":
         digest += f"-{settings.quantize}"
-    elif settings.dtype == "bfloat16":
+    elif dtype_of(settings, device) == torch.bfloat16:
         digest += "-bfloat16"
-    kv_dtype = kv_dtype_of(settings)
+    kv_dtype = kv_dtype_of(settings, device)
     return digest if kv_dtype == torch.float32 else f"{digest}-{str(kv_dtype).removeprefix('torch.')}"
 
 
@@ -74,13 +77,16 @@ def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, i
         script = read_script(files.path)
         max_model_len = choose_max_model_len(script.max_model_len, settings.max_model_len)
         capacity = scripted_capacity(settings, max_model_len)
+        if capacity.max_flights > 1 and script.tokens_per_step > 1:
+            raise StartupError(f"{files.path} draws {script.tokens_per_step} tokens a step; --overlap on needs 1")
         grammars = GrammarStore(GrammarCompiler(script.vocabulary, script.vocabulary_size))
         return ScriptedExecutor(script, capacity, constraints=grammars), script.vocabulary_size, max_model_len
     spec = read_spec(files)
     max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
     if settings.executor == "fake":
         return _fake_executor(settings, spec, max_model_len), spec.vocabulary_size, max_model_len
-    loaded = load_executor(settings, files, spec, max_model_len, constraints=_grammars(files, spec))
+    load = load_device_executor if device_of(settings).type == "cuda" else load_executor
+    loaded = load(settings, files, spec, max_model_len, constraints=_grammars(files, spec))
     return loaded, spec.vocabulary_size, max_model_len
 
 
@@ -105,6 +111,7 @@ def scripted_capacity(settings: ReplicaSettings, max_model_len: int) -> Capacity
         block_bytes=shape.block_bytes,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=False),
     )
 
 
@@ -116,5 +123,6 @@ def _fake_executor(settings: ReplicaSettings, spec: ModelSpec, max_model_len: in
         block_size=block_size,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=False),
     )
     return FakeExecutor(capacity, vocabulary_size=spec.vocabulary_size, step_s=settings.fake_step_s)

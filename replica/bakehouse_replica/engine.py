@@ -1,12 +1,16 @@
-"""One replica's engine: a thread that plans, executes, applies and publishes, step after step.
+"""One replica's engine: a thread that plans, begins, applies and publishes, step after step.
 
 Two sides share three things only. The thread owns scheduler, executor and the table of open streams. Event loops
 own their mailboxes, or whatever else receives deltas. Between them stand the command queue (add, abort, drain,
 stop; in order of arrival), `post` (once per step and loop), and values that are replaced whole: the load snapshot
 and the failure.
 
-    generate ──add──► commands ──► scheduler.add │ plan → execute → apply │ ──post──► mailbox ──► Delivery
-             ──abort─►                           └──── while there is work ┘
+    generate ──add──► commands ──► scheduler.add │ plan → begin ┄ result → apply │ ──post──► mailbox ──► Delivery
+             ──abort─►                           └────── while there is work ────┘
+
+Where the executor lets steps overlap (`Capacity.max_flights`), the next one is planned and begun before the result
+of the last one is taken, so that the device need not wait for the host; where the scheduler has no next one yet,
+the result comes first. Commands are taken between any two steps.
 
 What a request needs besides weights, a compiled grammar, is made ready in a thread of its own before the add, so
 that steps never wait for it. Until then the scheduler does not know the request; an abort that comes meanwhile is
@@ -21,6 +25,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -28,7 +33,7 @@ from dataclasses import replace
 
 from bakehouse_replica.commands import Abort, Add, Command, Drain, Stop
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, Unavailable
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
     Delivery,
@@ -77,6 +82,7 @@ class Engine:
         self._on_failure = on_failure
         self._close_grace_s = close_grace_s
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._begun: deque[Pending] = deque()  # oldest first
         self._streams = StreamTable()
         self._drains: list[Future[None]] = []
         self._load = self._scheduler.load()
@@ -247,11 +253,13 @@ class Engine:
             self._deliver(self._scheduler.take_deltas())
 
     def _step(self) -> None:
+        """Begins the next step where there is one; takes the oldest result unless yet another may be begun."""
         plan = self._scheduler.plan(self._clock())
         deltas = self._scheduler.take_deltas()
         if plan is not None:
-            result = self._executor.execute(plan)
-            deltas += self._scheduler.apply(result, self._clock())
+            self._begun.append(self._executor.begin(plan))
+        if self._begun and (plan is None or len(self._begun) == self._executor.capacity.max_flights):
+            deltas += self._scheduler.apply(self._begun.popleft().result(), self._clock())
         self._deliver(deltas)
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
@@ -273,6 +281,16 @@ class Engine:
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
 
+    def _finish_steps(self) -> None:
+        """So that none is in flight when the executor is closed; after a failure, nobody knows what would come."""
+        if self._failure is not None:
+            return
+        try:
+            while self._begun:
+                self._scheduler.apply(self._begun.popleft().result(), self._clock())
+        except Exception as error:
+            logger.error("a step that was in flight at the end has failed", exc_info=error)
+
     def _tell_drains(self) -> None:
         drains, self._drains = self._drains, []
         for is_idle in drains:
@@ -280,9 +298,10 @@ class Engine:
                 is_idle.set_result(None)
 
     def _wind_up(self) -> None:
-        """Tell everybody who still waits: open streams, and commands that came after the stop."""
+        """Tell everybody who still waits: open streams, and commands that came after the stop; let steps end."""
         for request_id in self._streams.request_ids:
             self._abort(request_id, None)
+        self._finish_steps()
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Add):

@@ -7,12 +7,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from gguf import GGUFReader, GGUFValueType
+from typing import TYPE_CHECKING
 
 from bakehouse_replica.cache_files import write_whole
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.source import ModelFiles
+
+# Imported where a file is opened: machines that serve folders of safetensors need no `gguf`.
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 Scalar = str | int | float | bool
 
@@ -59,15 +62,19 @@ def read_gguf_metadata(files: ModelFiles) -> GGUFMetadata:
     return metadata
 
 
-def open_gguf(path: Path) -> GGUFReader:
+def open_gguf(path: Path) -> "GGUFReader":
     """A reader over the mapped file; `StartupError` where it is no GGUF file or cut short."""
+    from gguf import GGUFReader  # see above
+
     try:
         return GGUFReader(path)
     except (ValueError, IndexError, KeyError) as error:
         raise StartupError(f"{path} is not a readable GGUF file: {error}") from error
 
 
-def _parse(reader: GGUFReader) -> GGUFMetadata:
+def _parse(reader: "GGUFReader") -> GGUFMetadata:
+    from gguf import GGUFValueType  # see above
+
     scalars = {
         name: field.contents()
         for name, field in reader.fields.items()

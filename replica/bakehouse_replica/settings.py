@@ -15,6 +15,7 @@ class ReplicaSettings:
     None takes the model's own context length. `kv_memory_bytes` None takes what one CPU replica gets by default
     (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
     `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
+    `overlap`: whether the next step is planned while one runs; `auto`: where a GPU runs it.
     `n_threads`: compute threads this replica may use. `hash_key` is shared by all replicas of a deployment and
     secret to it.
     """
@@ -27,6 +28,7 @@ class ReplicaSettings:
     kv_dtype: Literal["auto", "float32", "float16"] = "auto"
     executor: Literal["model", "fake"] = "model"
     fake_step_s: float = 0.0
+    overlap: Literal["auto", "on", "off"] = "auto"
     max_model_len: int | None = None
     kv_memory_bytes: int | None = None
     block_size: int | None = None
@@ -36,3 +38,7 @@ class ReplicaSettings:
     max_waiting_requests: int = 4096
     n_threads: int | None = None
     hash_key: bytes = field(default=b"", repr=False)
+
+    def max_flights(self, *, is_apart: bool) -> int:
+        """How many steps may be in flight on a device; `is_apart`: it computes beside the host, not on it."""
+        return 2 if self.overlap == "on" or (self.overlap == "auto" and is_apart) else 1

@@ -74,7 +74,8 @@ class ModelFiles:
     `name`: the model as it was asked for. `path`: a folder in Hugging Face layout, a GGUF file, or a script.
     `weight_paths`: the files that hold its tensors, none for a script. `digest`: 32 hex digits, equal on all
     machines that have the same weights and configuration. `cache_dir`: where data converted from these files is
-    kept; it may not exist yet. `sampling`: a recommendation that stands in none of them.
+    kept; it may not exist yet. `sampling`: a recommendation that stands in none of them. `has_dummy_weights`:
+    random weights of the model's shapes take the place of its own, which the digest says, too.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ModelFiles:
     digest: str
     cache_dir: Path
     sampling: RecommendedSampling = RecommendedSampling()
+    has_dummy_weights: bool = False
 
     @property
     def is_gguf(self) -> bool:
@@ -117,8 +119,13 @@ def open_source(source: ModelSource, *, cache_root: Path | None = None) -> Model
     if source.model.startswith(SCRIPT_PREFIX):
         return _open_script(source, cache_root or default_cache_root())
     path = _locate(source)
-    weight_paths = (path,) if _is_gguf(path) else _weight_paths(path, source.model)
-    digest = _digest(path, weight_paths)
+    is_dummy = source.weights == "dummy"
+    if _is_gguf(path):
+        weight_paths: tuple[Path, ...] = (path,)
+    else:
+        _require_config(path, source.model)
+        weight_paths = () if is_dummy else _weight_paths(path, source.model)
+    digest = _digest(path, weight_paths) + ("-dummy" if is_dummy else "")
     alias = _ALIASES.get(source.model)
     return ModelFiles(
         name=source.model,
@@ -127,6 +134,7 @@ def open_source(source: ModelSource, *, cache_root: Path | None = None) -> Model
         digest=digest,
         cache_dir=(cache_root or default_cache_root()) / digest,
         sampling=RecommendedSampling() if alias is None else alias.sampling,
+        has_dummy_weights=is_dummy,
     )
 
 
@@ -200,9 +208,12 @@ def _download(hub_id: str, revision: str | None) -> Path:
     return Path(folder)
 
 
-def _weight_paths(folder: Path, model: str) -> tuple[Path, ...]:
+def _require_config(folder: Path, model: str) -> None:
     if not (folder / "config.json").is_file():
         raise StartupError(f"model {model!r}: {folder} has no config.json")
+
+
+def _weight_paths(folder: Path, model: str) -> tuple[Path, ...]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))

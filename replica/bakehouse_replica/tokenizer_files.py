@@ -119,6 +119,12 @@ def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerFast:
     except StartupError:
         raise
     except Exception as error:  # transformers and tokenizers raise whatever broke, bare Exceptions too
+        if files.has_dummy_weights and not any(files.path.glob("tokenizer*")):
+            raise StartupError(
+                f"model {files.name!r} has dummy weights and no tokenizer: an engine takes token ids "
+                "(`replica/benchmarks/gpu.py` shows how), but nothing that reads or writes text works; "
+                "for that, put the tokenizer's files beside config.json"
+            ) from error
         raise StartupError(f"the tokenizer of model {files.name!r} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise StartupError(f"the tokenizer of model {files.name!r} has no fast implementation, which is needed")

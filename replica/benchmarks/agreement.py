@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bakehouse_replica.core.executor import execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample, StepPlan
 from fixed_text import BLOCK_SIZE, Model, PathName, argument_parser, open_model, score
@@ -57,7 +58,7 @@ def continue_all(model: Model, path: PathName, n_outputs: int) -> list[Continued
             )
             for index, history in enumerate(histories)
         )
-        result = executor.execute(StepPlan(step=output_index, copies=(), chunks=chunks))
+        result = execute(executor, StepPlan(step=output_index, copies=(), chunks=chunks))
         for index, sampled in enumerate(result.sampled):
             (draw,) = sampled.draws
             (_, best), (_, second) = draw.logprobs[0].top

@@ -25,6 +25,7 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.packing import WeightFormat, packed_bytes
 from bakehouse_kernels.dispatch import default_block_size, kv_dtype_beside
+from bakehouse_replica.core.executor import execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import Capacity, ModelSource, Request, SchedulingPolicy
@@ -113,7 +114,7 @@ async def measure(
     while scheduler.load().waiting_tokens:
         plan = scheduler.plan(0.0)
         assert plan is not None, "prompts wait"
-        scheduler.apply(executor.execute(plan), 0.0)
+        scheduler.apply(execute(executor, plan), 0.0)
     steps, parts = [], defaultdict(float)
     clear()
     for _ in range(N_STEPS):
@@ -122,7 +123,7 @@ async def measure(
         times.append(perf_counter())
         assert plan is not None, "sequences decode"
         assert len(plan.chunks) == n_sequences, "all of them"
-        result = executor.execute(plan)
+        result = execute(executor, plan)
         times.append(perf_counter())
         deltas = scheduler.apply(result, 0.0)
         times.append(perf_counter())

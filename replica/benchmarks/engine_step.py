@@ -3,8 +3,8 @@
 CPU milliseconds per step of the engine's thread (scheduling: `plan` and `apply`; publishing: deltas to their
 recipients) and of the event loop that hands them on: to a request's own stream each, or to a gateway's
 subscription, packed into one message a step; pickled as Ray would, but Ray and Serve are not in it (see
-`cluster/benchmarks/data_plane.py`). Ends with what the engine's thread spends the most time in, the fake executor
-left out.
+`cluster/benchmarks/data_plane.py`). First without overlap, then with it: what that gains, `overlap.py` shows. Ends
+with what the engine's thread spends the most time in, the fake executor left out.
 
 PYTHONPATH=replica python replica/benchmarks/engine_step.py
 """
@@ -16,9 +16,9 @@ import pstats
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import median
 from time import thread_time
 from typing import ParamSpec, TypeVar
@@ -91,7 +91,9 @@ def by_subscription(service: ReplicaService, request: Request, index: int) -> As
     return service.serve(request, ReturnAddress(gateway_id="g", first_stream=index))
 
 
-async def serve_all(serving: Serving, profile: cProfile.Profile | None = None) -> tuple[Meter, float]:
+async def serve_all(
+    serving: Serving, profile: cProfile.Profile | None = None, max_flights: int = 1
+) -> tuple[Meter, float]:
     """What the engine's thread has spent, and the event loop's CPU milliseconds a step."""
     loop = asyncio.get_running_loop()
     loop_cpu_s: list[float] = []
@@ -100,7 +102,8 @@ async def serve_all(serving: Serving, profile: cProfile.Profile | None = None) -
         # So the two never run at the same time, and neither pays for the other's hold on the interpreter.
         loop_cpu_s.append(asyncio.run_coroutine_threadsafe(_settled_cpu_s(), loop).result())
 
-    engine = Engine(executor=FakeExecutor(CAPACITY, before_step=let_loop_settle), policy=POLICY, card=CARD)
+    capacity = replace(CAPACITY, max_flights=max_flights)
+    engine = Engine(executor=FakeExecutor(capacity, before_step=let_loop_settle), policy=POLICY, card=CARD)
     meter = Meter()
     scheduler: Scheduler = engine._scheduler
     streams: StreamTable = engine._streams
@@ -152,10 +155,12 @@ def _request(index: int) -> Request:
 def main() -> None:
     """Prints a line for each way, and a profile of the second."""
     print(f"{N_SEQUENCES} sequences, CPU ms a step (median)   plan  apply  publish  engine   event loop")
-    for name, serving in (("a stream each", by_streams), ("one subscription", by_subscription)):
-        meter, loop_ms = asyncio.run(serve_all(serving))
+    ways = (("a stream each", by_streams), ("one subscription", by_subscription))
+    for max_flights, (name, serving) in product((1, 2), ways):
+        meter, loop_ms = asyncio.run(serve_all(serving, max_flights=max_flights))
         parts = [meter.median_ms(part) for part in ("plan", "apply", "publish")]
-        print(f"{name:42} {parts[0]:6.2f} {parts[1]:6.2f} {parts[2]:8.2f} {sum(parts):7.2f} {loop_ms:12.2f}")
+        way = name if max_flights == 1 else f"{name}, overlap"
+        print(f"{way:42} {parts[0]:6.2f} {parts[1]:6.2f} {parts[2]:8.2f} {sum(parts):7.2f} {loop_ms:12.2f}")
     profile = cProfile.Profile()
     asyncio.run(serve_all(by_subscription, profile))
     print("\nThe engine's thread, one subscription (the profiler itself slows it down):")

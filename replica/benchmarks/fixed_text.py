@@ -11,7 +11,7 @@ from bakehouse_kernels.api import Ops
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.dispatch import default_block_size, kv_dtype_beside
 from bakehouse_kernels.reference import ReferenceOps
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Score, StepPlan, TokenLogprob
 from bakehouse_replica.executors.in_process import build_executor
 from bakehouse_replica.model.spec import ModelSpec, read_spec
@@ -91,7 +91,7 @@ def score(model: Model, path: PathName) -> list[TokenLogprob]:
             )
             for index, window in enumerate(windows)
         )
-        result = executor.execute(StepPlan(step=step, copies=(), chunks=chunks))
+        result = execute(executor, StepPlan(step=step, copies=(), chunks=chunks))
         scored += [logprob for row in result.scored for logprob in row.logprobs]
     executor.close()
     return scored

@@ -42,6 +42,13 @@ def test_replicas_are_told_to_quantize_only_where_somebody_asks() -> None:
     assert load_config(None, {}).replica_settings(b"key").quantize == "none"
 
 
+@pytest.mark.parametrize(("text", "asked"), [("on", "on"), ("'on'", "on"), ("off", "off"), ("auto", "auto")])
+def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, asked: str) -> None:
+    path = written(tmp_path, f"replica: {{overlap: {text}}}")
+    assert load_config(path, {}).replica_settings(b"key").overlap == asked
+    assert load_config(None, {"replica.overlap": asked}).replica_settings(b"key").overlap == asked
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -54,6 +61,7 @@ def test_replicas_are_told_to_quantize_only_where_somebody_asks() -> None:
         ("model: {dtype: float8}", r"^model\.dtype: .*'auto', 'float32' or 'bfloat16', not 'float8'$"),
         ("model: {quantize: int4}", r"^model\.quantize: .*'none' or 'int8', not 'int4'$"),
         ("model: {kv_dtype: bfloat16}", r"^model\.kv_dtype: .*'auto', 'float32' or 'float16', not 'bfloat16'$"),
+        ("replica: {overlap: maybe}", r"^replica\.overlap: .*'auto', 'on' or 'off', not 'maybe'$"),
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: .*not 'much'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),

@@ -1,5 +1,9 @@
 """What serves which device and dtype, and what is said where nothing does."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from bakehouse_kernels.cpu.ops import CpuOps
@@ -18,7 +22,13 @@ def test_the_cpu_is_served_by_the_compiled_path(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "n_threads", "named"),
     [
-        ("cuda", torch.bfloat16, 1, "cuda"),
+        ("mps", torch.float32, 1, "no kernels for device 'mps'; there are kernels for: cpu, cuda"),
+        (
+            "cuda",
+            torch.float16,
+            1,
+            "no GPU kernels for torch.float16; there .* torch.bfloat16, torch.float32$",
+        ),
         ("cpu", torch.float16, 1, "no CPU kernels for torch.float16; there are .* torch.float32, torch.bfloat16$"),
         ("cpu", torch.float32, 0, "n_threads is 0"),
         ("cpu", torch.float32, n_cores() + 1, f"n_threads is {n_cores() + 1}"),
@@ -29,10 +39,36 @@ def test_what_is_missing_is_named(device: str, dtype: torch.dtype, n_threads: in
         select_ops(torch.device(device), dtype, n_threads)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
-def test_int8_elsewhere_than_in_float32_on_the_cpu_is_refused(device: str, dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"no int8 kernels for {dtype} on device '{device}'; there are int8"):
-        select_ops(torch.device(device), dtype, 1, quantize="int8")
+def test_int8_on_the_cpu_beside_another_dtype_than_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no int8 kernels for torch.bfloat16 on the CPU; there are such for"):
+        select_ops(torch.device("cpu"), torch.bfloat16, 1, quantize="int8")
+
+
+def test_a_gpu_keeps_keys_and_values_in_the_dtype_of_weights() -> None:
+    with pytest.raises(ValueError, match=r"keys and values of torch.float16 beside weights of torch.bfloat16"):
+        select_ops(torch.device("cuda"), torch.bfloat16, 1, kv_dtype=torch.float16)
+
+
+def test_cuda_without_a_device_or_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"torch [\d.]+\S* sees no CUDA device; there are kernels for: cpu"):
+        select_ops(torch.device("cuda"), torch.bfloat16, 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("bakehouse_kernels.dispatch.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="the GPU kernels need triton, which is not installed: pip install"):
+        select_ops(torch.device("cuda"), torch.bfloat16, 1)
+
+
+def test_the_cpu_is_served_without_importing_triton() -> None:
+    program = (
+        "import sys, torch\n"
+        "from bakehouse_kernels.dispatch import select_ops\n"
+        "select_ops(torch.device('cpu'), torch.float32, 1)\n"
+        "print([name for name in sys.modules if 'triton' in name.split('.')[:2]])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_keys_and_values_have_16_bits_where_weights_have_no_more() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import ModelSource, Request
 from bakehouse_replica.settings import ReplicaSettings
+from engines import collect, ids_of, request
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -85,12 +86,9 @@ def test_a_device_that_is_not_there_is_refused(settings: ReplicaSettings) -> Non
         build_engine(replace(settings, device="cuda"), replica_id="r9")
 
 
-@pytest.mark.parametrize("change", [{"device": "cuda"}, {"dtype": "bfloat16"}])
-def test_int8_where_there_are_no_kernels_for_it_is_refused(
-    settings: ReplicaSettings, change: dict[str, Any]
-) -> None:
+def test_int8_where_there_are_no_kernels_for_it_is_refused(settings: ReplicaSettings) -> None:
     with pytest.raises(StartupError, match=r"^model '.*': no int8 kernels for [^\n]*$"):
-        build_engine(replace(settings, quantize="int8", **change), replica_id="r9")
+        build_engine(replace(settings, quantize="int8", device="cpu", dtype="bfloat16"), replica_id="r9")
 
 
 async def test_in_bfloat16_an_engine_serves(settings: ReplicaSettings) -> None:
@@ -167,3 +165,42 @@ def test_a_script_is_refused_what_it_cannot_have(
 ) -> None:
     with pytest.raises(StartupError, match=message):
         build_engine(replace(script, **changes), replica_id="r9")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "is_apart", "max_flights"),
+    [
+        ("auto", False, 1),
+        ("auto", True, 2),
+        ("on", False, 2),
+        ("on", True, 2),
+        ("off", False, 1),
+        ("off", True, 1),
+    ],
+)
+def test_steps_overlap_where_asked_and_by_default_on_a_device_of_its_own(
+    overlap: Literal["auto", "on", "off"], is_apart: bool, max_flights: int
+) -> None:
+    assert ReplicaSettings(overlap=overlap).max_flights(is_apart=is_apart) == max_flights
+
+
+async def test_a_model_gives_the_same_ids_whether_steps_overlap_or_not(settings: ReplicaSettings) -> None:
+    ids = []
+    for overlap in ("on", "off"):
+        engine = build_engine(replace(settings, overlap=overlap), replica_id="r9")
+        engine.start()
+        asked = [request(f"{n}", prompt=tuple(range(1, n)), max_tokens=12) for n in (3, 9, 20)]
+        try:
+            found = await asyncio.gather(*(collect(engine, each) for each in asked))
+        finally:
+            await engine.close()
+        ids.append([ids_of(deltas) for deltas in found])
+    assert ids[0] == ids[1]
+    assert [len(each) for each in ids[0]] == [12, 12, 12]
+
+
+def test_a_script_that_draws_several_tokens_a_step_cannot_overlap(tmp_path: Path) -> None:
+    (tmp_path / "script.json").write_text('{"pieces": ["a"], "default": {"ids": [0]}, "tokens_per_step": 2}')
+    source = ModelSource(model=f"scripted:{tmp_path / 'script.json'}")
+    with pytest.raises(StartupError, match="draws 2 tokens a step; --overlap on needs 1"):
+        build_engine(ReplicaSettings(source=source, overlap="on"), replica_id="r9")

@@ -14,6 +14,8 @@ from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_router.client import ReplicaClient
 from engines import CAPACITY, CARD, Gate, collect, engine_with, ids_of, request, wait_until_idle
 
+pytestmark = pytest.mark.usefixtures("max_flights")
+
 
 async def test_a_request_streams_its_tokens_and_ends_once_with_usage() -> None:
     async with engine_with() as engine:

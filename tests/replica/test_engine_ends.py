@@ -12,6 +12,8 @@ from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
 from engines import CAPACITY, CARD, WAIT_S, Gate, collect, engine_with, ids_of, request
 
+pytestmark = pytest.mark.usefixtures("max_flights")
+
 
 async def test_an_id_outside_the_vocabulary_is_refused_and_the_neighbour_unharmed() -> None:
     gate = Gate()

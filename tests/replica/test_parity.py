@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, Pending, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
@@ -18,7 +18,6 @@ from bakehouse_replica.core.types import (
     Request,
     SchedulingPolicy,
     StepPlan,
-    StepResult,
     TokenDelta,
 )
 from bakehouse_replica.executors.in_process import build_executor
@@ -48,7 +47,7 @@ class Recorder:
     def capacity(self) -> Capacity:
         return self.inner.capacity
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Pending:
         assert sum(len(chunk.token_ids) for chunk in plan.chunks) <= MAX_STEP_TOKENS
         for chunk in plan.chunks:
             # A sequence goes back only where its blocks were taken from it.
@@ -56,7 +55,7 @@ class Recorder:
             self._reached[chunk.sequence_id] = chunk.start + len(chunk.token_ids)
             self.n_partial_prefills += chunk.sample is None
         self.n_mixed_steps += len({len(chunk.token_ids) > 1 for chunk in plan.chunks}) == 2
-        return self.inner.execute(plan)
+        return self.inner.begin(plan)
 
     def close(self) -> None:
         self.inner.close()
@@ -89,7 +88,7 @@ def serve(executor: Executor, arrivals: Mapping[int, Sequence[Request]], max_mod
         plan = scheduler.plan(float(step))
         scheduler.check()
         if plan is not None:
-            _book(served, scheduler.apply(recorder.execute(plan), float(step)))
+            _book(served, scheduler.apply(recorder.begin(plan).result(), float(step)))
             scheduler.check()
         step += 1
     assert scheduler.load().n_held_blocks == 0
@@ -340,7 +339,7 @@ def test_choices_share_the_prompt_until_they_write(tiny: ModelFiles) -> None:
     held: list[int] = []
     output_ids: list[tuple[int, ...]] = [()] * 4
     while (plan := scheduler.plan(0.0)) is not None:
-        for delta in scheduler.apply(executor.execute(plan), 0.0):
+        for delta in scheduler.apply(execute(executor, plan), 0.0):
             output_ids[delta.choice] += delta.token_ids
         scheduler.check()
         held.append(scheduler.load().n_held_blocks)

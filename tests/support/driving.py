@@ -1,10 +1,12 @@
 """A scheduler and an executor driven by hand, audited after every call, and the oracle for what comes out."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 from bakehouse_replica.core.blocks import BlockPool
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, Pending, execute
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
@@ -142,7 +144,7 @@ def _naive_draw(request: Request, choice: int, outcome: Outcome, executor: Execu
     )
     tokens = (*request.prompt_ids, *outcome.token_ids)
     chunk = Chunk(sequence_id=0, token_ids=tokens, start=0, block_ids=(0,), sample=sample)
-    return executor.execute(StepPlan(step=0, copies=(), chunks=(chunk,))).sampled[0].draws[0]
+    return execute(executor, StepPlan(step=0, copies=(), chunks=(chunk,))).sampled[0].draws[0]
 
 
 def _naive_scores(request: Request, executor: Executor) -> tuple[TokenLogprob, ...]:
@@ -151,11 +153,14 @@ def _naive_scores(request: Request, executor: Executor) -> tuple[TokenLogprob, .
         return ()
     score = Score(first_row=0, target_ids=prompt_ids[1:], n_top=n_top)
     chunk = Chunk(sequence_id=0, token_ids=prompt_ids, start=0, block_ids=(0,), score=score)
-    return executor.execute(StepPlan(step=0, copies=(), chunks=(chunk,))).scored[0].logprobs
+    return execute(executor, StepPlan(step=0, copies=(), chunks=(chunk,))).scored[0].logprobs
 
 
 class Driver:
-    """Runs requests to their end; after every call the audit holds, and deltas fit together seamlessly."""
+    """Runs requests to their end; after every call the audit holds, and deltas fit together seamlessly.
+
+    `early`: where another step could still be begun, it decides whether a result is taken first.
+    """
 
     def __init__(
         self,
@@ -164,6 +169,7 @@ class Driver:
         *,
         pool_type: type[BlockPool] = BlockPool,
         make_executor: MakeExecutor = make_fake,
+        early: Random | None = None,
     ) -> None:
         self.scheduler = Scheduler(
             capacity=capacity, policy=policy, model_digest="model", hash_key=b"key", pool_type=pool_type
@@ -171,6 +177,9 @@ class Driver:
         self.executor = make_executor(capacity)
         self.now = 0.0
         self.plans: list[StepPlan] = []
+        self.n_ahead = 0  # plans made while another step was in flight
+        self._begun: deque[Pending] = deque()
+        self._early = early
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self._requests: dict[str, Request] = {}
 
@@ -192,20 +201,30 @@ class Driver:
         during: Callable[[], None] = lambda: None,
         tamper: Callable[[StepResult], StepResult] = lambda result: result,
     ) -> StepPlan | None:
-        """Plans, executes and applies one step of one second.
+        """Plans and begins a step of one second, and applies the oldest one unless another may be begun.
 
-        `during` is called while it is in flight; `tamper` puts another result in the place of the executor's.
+        `during` is called while steps are in flight; `tamper` puts another result in the place of the executor's.
         """
         plan = self.scheduler.plan(self.now)
         self._after_event()
         self.now += 1.0
         if plan is not None:
             self.plans.append(plan)
-            result = tamper(self.executor.execute(plan))
+            self.n_ahead += bool(self._begun)
+            self._begun.append(self.executor.begin(plan))
+        if not self._begun:
+            return None
+        if plan is not None and len(self._begun) < self.executor.capacity.max_flights and not self._takes_early():
             during()
-            self._receive(self.scheduler.apply(result, self.now))
-            self._after_event()
+            return plan
+        result = tamper(self._begun.popleft().result())
+        during()
+        self._receive(self.scheduler.apply(result, self.now))
+        self._after_event()
         return plan
+
+    def _takes_early(self) -> bool:
+        return self._early is not None and self._early.random() < 0.3
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do; then no block is held."""
@@ -267,11 +286,16 @@ def make_driver(
     block_size: int = 16,
     max_step_tokens: int = 64,
     max_sequences: int = 8,
+    max_flights: int = 1,
     policy: SchedulingPolicy = POLICY,
     make_executor: MakeExecutor = make_fake,
 ) -> Driver:
     """A driver with room for whatever a test does not want to be scarce."""
     capacity = Capacity(
-        n_blocks=n_blocks, block_size=block_size, max_step_tokens=max_step_tokens, max_sequences=max_sequences
+        n_blocks=n_blocks,
+        block_size=block_size,
+        max_step_tokens=max_step_tokens,
+        max_sequences=max_sequences,
+        max_flights=max_flights,
     )
     return Driver(capacity, policy, make_executor=make_executor)

@@ -1,9 +1,9 @@
 """A fake executor some of whose draws end their choice, as a grammar's do: complete, or failed."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, Draw, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
@@ -27,13 +27,23 @@ class EventfulExecutor:
     def prepare(self, params: SamplingParams) -> None:
         self._fake.prepare(params)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        result = self._fake.execute(plan)
-        sampled = tuple(replace(each, draws=tuple(map(_cut, each.draws))) for each in result.sampled)
-        return replace(result, sampled=sampled)
+    def begin(self, plan: StepPlan) -> Pending:
+        return _Cut(self._fake.begin(plan))
 
     def close(self) -> None:
         self._fake.close()
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A step of the fake executor, its draws cut."""
+
+    whole: Pending
+
+    def result(self) -> StepResult:
+        result = self.whole.result()
+        sampled = tuple(replace(each, draws=tuple(map(_cut, each.draws))) for each in result.sampled)
+        return replace(result, sampled=sampled)
 
 
 def make_eventful(tokens_per_step: int = 1) -> Callable[[Capacity], Executor]:

@@ -7,12 +7,15 @@ import pytest
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_replica.core.executor import Executor
+from bakehouse_kernels.reference import ReferenceOps
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import build_executor
+from bakehouse_replica.executors.on_device import DeviceModel, build_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
 from bakehouse_replica.script import parse_script
@@ -89,6 +92,23 @@ def make_in_process(capacity: Capacity) -> Executor:
     return build_executor(spec=spec, weights=weights, ops=cpu_ops(), capacity=capacity)
 
 
+def make_on_device(capacity: Capacity) -> Executor:
+    """The runner of GPUs, with its recordings, by the reference's operations."""
+    spec, weights = random_model()
+    ops = ReferenceOps()
+    model = DeviceModel(
+        spec=spec,
+        decoder=Decoder(spec, weights, ops),
+        ops=ops,
+        device=torch.device("cpu"),
+        block_size=capacity.block_size,
+        max_model_len=spec.context_length,
+        max_step_tokens=capacity.max_step_tokens,
+        max_sequences=capacity.max_sequences,
+    )
+    return build_device_executor(model, n_blocks=capacity.n_blocks, max_flights=capacity.max_flights)
+
+
 def make_scripted(capacity: Capacity, tokens_per_step: int = 1) -> Executor:
     """Near ties of three tokens, so that seeds differ."""
     script = parse_script(
@@ -107,12 +127,17 @@ def make_scripted_ahead(capacity: Capacity) -> Executor:
     return make_scripted(capacity, tokens_per_step=2)
 
 
-# One entry for each executor there is: a function of a capacity that returns a fresh one.
-EXECUTORS = [
+# One entry for each executor there is: a function of a capacity that returns a fresh one. Steps overlap where one
+# token is drawn at a time.
+OVERLAPPING = [
     pytest.param(make_fake, id="fake"),
-    pytest.param(make_fake_ahead, id="fake_ahead"),
     pytest.param(make_in_process, id="in_process"),
+    pytest.param(make_on_device, id="on_device"),
     pytest.param(make_scripted, id="scripted"),
+]
+EXECUTORS = [
+    *OVERLAPPING,
+    pytest.param(make_fake_ahead, id="fake_ahead"),
     pytest.param(make_scripted_ahead, id="scripted_ahead"),
 ]
 
@@ -157,7 +182,7 @@ def chunk_of(
 
 def run(executor: Executor, *chunks: Chunk, copies: tuple[BlockCopy, ...] = (), step: int = 0) -> StepResult:
     """Carries out a plan of these chunks."""
-    return executor.execute(StepPlan(step=step, copies=copies, chunks=chunks))
+    return execute(executor, StepPlan(step=step, copies=copies, chunks=chunks))
 
 
 def drawn(executor: Executor, chunk: Chunk, copies: tuple[BlockCopy, ...] = ()) -> tuple[int, ...]:

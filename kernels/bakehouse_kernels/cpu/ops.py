@@ -17,6 +17,7 @@ from bakehouse_kernels.cpu.recording import Caller, Memory, Recorder
 from bakehouse_kernels.cpu.rms_norm import rms_norm
 from bakehouse_kernels.cpu.survey import survey
 from bakehouse_kernels.layout import KVCache, Survey
+from bakehouse_kernels.reference_draw import adjust, draw
 
 
 class CpuOps:
@@ -41,6 +42,9 @@ class CpuOps:
         torch.set_num_threads(n_threads)
         self._compile()
 
+    # Nothing to compile: where results lie on the host already, the replica draws from surveys.
+    adjust = staticmethod(adjust)
+    draw = staticmethod(draw)
     copy_blocks = staticmethod(copy_blocks)
     plan_attention = staticmethod(plan_attention)
 

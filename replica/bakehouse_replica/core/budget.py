@@ -46,7 +46,7 @@ class StepBudget:
         long: list[Sequence] = []
         n_further = 0  # tokens that decoding sequences could do with beyond the one that each is sure of
         for sequence in running:
-            n_missing = sequence.n_missing
+            n_missing = len(sequence.tokens) - sequence.n_computed  # a property costs a decode step 2 %
             if n_missing <= sequence.n_drawn:
                 grants[sequence] = 1
                 n_further += n_missing - 1

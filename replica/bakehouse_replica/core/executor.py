@@ -1,18 +1,38 @@
-"""The executor protocol: whatever can carry out a step plan.
+"""The executor protocol: whatever can carry out step plans.
 
-The driver owns time; an executor owns the KV cache and nothing else. One conformance suite
-(`tests/replica/executors/test_conformance.py` and `test_conformance_reports.py`) is the definition; every executor
-passes it.
+The driver owns time; an executor owns the KV cache and nothing else. Steps run in the order in which they were
+begun, and what a later one writes comes after what an earlier one wrote. One conformance suite
+(`tests/replica/executors/test_conformance*.py`) is the definition; every executor passes it.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 
 
+class Pending(Protocol):
+    """A step that was begun."""
+
+    def result(self) -> StepResult:
+        """Waits for the step. Called once, in the order of the steps; raises whatever broke."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that had ended when `begin` returned."""
+
+    step_result: StepResult
+
+    def result(self) -> StepResult:
+        """What the step produced."""
+        return self.step_result
+
+
 class Executor(Protocol):
-    """Carries out step plans, one at a time, from one thread; only `prepare` and `close` may come from others."""
+    """Carries out step plans, from one thread; only `prepare` and `close` may come from others."""
 
     @property
     def capacity(self) -> Capacity:
@@ -27,14 +47,26 @@ class Executor(Protocol):
         """
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Do the plan's copies, then write and attend all chunks, then score and draw.
+    def begin(self, plan: StepPlan) -> Pending:
+        """Starts a step, after all those begun before it; returns as soon as it can.
 
-        Chunks of one plan never read each other's new positions. Raises whatever broke: the engine then
-        fails all its requests, because the KV cache can no longer be trusted.
+        A step is: do the plan's copies, then write and attend all chunks, then score and draw. Chunks of one plan
+        never read each other's new positions. No more than `capacity.max_flights` steps may have been begun whose
+        result nobody has taken.
+
+        A chunk that `follows_draw` takes its token from the step before; where that drew none for the sequence,
+        any token may stand there, for nobody reads what comes of it.
+
+        Raises whatever broke, here or where the result is taken: the engine then fails all its requests, because
+        the KV cache can no longer be trusted.
         """
         ...
 
     def close(self) -> None:
         """Release memory and threads; idempotent. Where a step hangs, this comes during it, and may end it."""
         ...
+
+
+def execute(executor: Executor, plan: StepPlan) -> StepResult:
+    """Carries out one step from begin to end, for callers that have nothing to do meanwhile."""
+    return executor.begin(plan).result()

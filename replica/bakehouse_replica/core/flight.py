@@ -1,18 +1,41 @@
-"""The step in flight: its plan, whose its chunks are, and whether a result answers it."""
+"""The steps in flight: their plans, whose their chunks are, and whether a result answers them.
 
+A sequence may end while steps that compute it are in flight: aborted, expired, or by a draw that was applied when
+the next step had been planned. Its blocks are given back at once, and may be given out by the very next plan,
+although steps in flight still read and write them. That is sound, because steps run in the order planned:
+
+* A stray write goes to positions that no applied step has computed. Only blocks full of applied tokens are ever
+  registered, so it meets none that can be found; and it meets none that another table holds, since a table's tail
+  is its own before it is written (`BlockPool.writable`).
+* A block's next owner writes it in a later step, after all strays, and reads no position before that. It is
+  registered again no earlier than that later step is applied.
+* A stray copy comes before the writes of its own step, so that all this holds for its target; its source was held
+  when it was planned, and whoever gets that block next writes it in a later step.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bakehouse_replica.core.sequence import Sequence
-from bakehouse_replica.core.types import StepPlan, StepResult
+from bakehouse_replica.core.sequence import Sequence, Status
+from bakehouse_replica.core.types import Chunk, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """The plan that was handed out, with the sequence of each of its chunks."""
+    """A plan that was handed out, with the sequence of each of its chunks."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     planned_at: float
+
+    @property
+    def may_be_overtaken(self) -> bool:
+        """Whether the next step may be planned before its result is known."""
+        return all(
+            chunk.sample is None or sequence.may_run_ahead
+            for chunk, sequence in zip(self.plan.chunks, self.sequences, strict=True)
+        )
 
     def check(self, result: StepResult) -> None:
         """Asserts that the result has what the plan asks for, and nothing else, in the plan's order."""
@@ -39,3 +62,24 @@ class Flight:
                 assert len(draw.logprobs) == len(token_ids) * n_each, (
                     f"sequence {sequence_id} got {draw}, which is not whole: {n_each} log-probability each"
                 )
+
+
+def check_flights(flights: Iterable[Flight], alive: Iterable[Sequence]) -> None:
+    """Asserts that the sequences stand where the steps in flight put them."""
+    booked: defaultdict[Sequence, list[Chunk]] = defaultdict(list)
+    for flight in flights:
+        for chunk, sequence in zip(flight.plan.chunks, flight.sequences, strict=True):
+            booked[sequence].append(chunk)
+    for sequence in alive:
+        name, position, n_draws = f"sequence {sequence.sequence_id}", sequence.n_applied, 0
+        for chunk in booked[sequence]:
+            assert sequence.status is Status.RUNNING, f"{name} is {sequence.status.name}, with a step in flight"
+            assert chunk.start == position, f"{name} is computed from {chunk.start} on; expected {position}"
+            assert chunk.follows_draw or not n_draws, f"{name} does not say which of its tokens is not known"
+            position += len(chunk.token_ids)
+            n_draws += chunk.sample is not None and len(chunk.sample.seeds) == 1
+        assert position == sequence.n_computed, (
+            f"{name} counts {sequence.n_computed} tokens; {position} are booked"
+        )
+        assert n_draws == sequence.n_awaited, f"{name} awaits {sequence.n_awaited} draws; {n_draws} are in flight"
+        assert sequence.n_missing > 0 or booked[sequence], f"{name} has nothing left to compute"

@@ -59,7 +59,7 @@ class Roster:
         self._pool.share(hits)
         sequence.block_table = hits
         sequence.n_registered = len(hits)
-        sequence.n_computed = len(hits) * self._pool.block_size
+        sequence.n_applied = sequence.n_computed = len(hits) * self._pool.block_size
         sequence.status = Status.RUNNING
         if sequence.call.cached_tokens is None:
             sequence.call.cached_tokens = min(sequence.n_computed, sequence.n_prompt)
@@ -82,9 +82,9 @@ class Roster:
         return [] if copy is None else [copy]
 
     def register(self, sequence: Sequence) -> None:
-        """Lets others find the blocks that it has computed in full since the last time."""
+        """Lets others find the blocks that applied steps have filled since the last time."""
         size = self._pool.block_size
-        n_full = sequence.n_computed // size
+        n_full = sequence.n_applied // size
         self._hash(sequence, n_full)
         while sequence.is_registrable and sequence.n_registered < n_full:
             index = sequence.n_registered
@@ -112,6 +112,7 @@ class Roster:
     def preempt(self, sequence: Sequence) -> None:
         """Takes a running sequence's blocks and puts it back into the queue, at its old place."""
         assert sequence.status is Status.RUNNING, f"sequence {sequence.sequence_id} is {sequence.status.name}"
+        assert sequence.n_applied == sequence.n_computed, f"sequence {sequence.sequence_id} has a step in flight"
         self._let_go(sequence)
         sequence.status = Status.WAITING
         insort(self.waiting, sequence, key=_order)
@@ -138,11 +139,12 @@ class Roster:
         assert known == {*self.waiting, *self.running}, "a sequence is in a queue but not in its call, or reversed"
         assert all(call.sequences for call in self.calls.values()), "a call is left without sequences"
         for sequence in known:
-            assert sequence.n_missing > 0, f"sequence {sequence.sequence_id} has nothing left to compute"
-            assert sequence.call.n_scored >= min(sequence.n_computed, sequence.call.n_to_score), (
+            assert sequence.call.n_asked >= min(sequence.n_computed, sequence.call.n_to_score), (
                 f"sequence {sequence.sequence_id} has computed {sequence.n_computed} tokens, "
-                f"but {sequence.call.n_scored} scores"
+                f"but asked for {sequence.call.n_asked} scores"
             )
+            n_hashed = len(sequence.block_hashes) * self._pool.block_size
+            assert n_hashed <= len(sequence.tokens) - sequence.n_awaited, "a hash covers a token that is not known"
         for sequence in self.running:
             self._check_table(sequence)
         self._pool.check([sequence.block_table for sequence in self.running])
@@ -150,14 +152,17 @@ class Roster:
     def _check_table(self, sequence: Sequence) -> None:
         table, size = sequence.block_table, self._pool.block_size
         assert sequence.block_ids == tuple(table), f"sequence {sequence.sequence_id} sends an old block table"
-        if sequence.n_writable > sequence.n_computed:
+        assert sequence.n_registered * size <= sequence.n_applied, (
+            "a block that steps in flight write can be found"
+        )
+        if sequence.n_writable > sequence.n_applied:
             assert sequence.n_writable == len(table) * size, f"{sequence.sequence_id} would write past its table"
-            for block_id in table[sequence.n_computed // size :]:
+            for block_id in table[sequence.n_applied // size :]:
                 assert self._pool.n_holders(block_id) == 1, f"block {block_id} is shared and would be overwritten"
 
     def _n_matchable(self, sequence: Sequence) -> int:
         call = sequence.call
-        n_known = call.n_scored if call.owes_scores else len(sequence.tokens) - 1
+        n_known = call.n_asked if call.has_scores_to_ask else len(sequence.tokens) - 1
         return n_known // self._pool.block_size
 
     def _hash(self, sequence: Sequence, n_blocks: int) -> None:
@@ -170,7 +175,7 @@ class Roster:
         self._dequeue(sequence)
         self._pool.release(sequence.block_table)
         sequence.block_table, sequence.block_ids = [], ()
-        sequence.n_computed = sequence.n_writable = sequence.n_registered = 0
+        sequence.n_applied = sequence.n_computed = sequence.n_writable = sequence.n_registered = 0
         sequence.is_registrable = True
 
     def _dequeue(self, sequence: Sequence) -> None:

@@ -3,8 +3,8 @@
 A pure machine: frozen messages in and out, no clock, no randomness, no I/O. The driver calls
 
     add(request, now)    at any time          abort(request_id)    at any time, even before its `add`
-    plan(now)            ─► StepPlan or None   None: nothing to do until the next `add`
-    apply(result, now)   ─► [TokenDelta]       the deltas of that step
+    plan(now)            ─► StepPlan or None   None: nothing to do until the next `add`, or `apply`
+    apply(result, now)   ─► [TokenDelta]       the deltas of the oldest step in flight
     take_deltas()        ─► [TokenDelta]       terminal deltas that arose elsewhere; drain it after every plan
 
 and the same calls always lead to the same plans, block ids included.
@@ -16,8 +16,10 @@ Invariants, after every call (`check` asserts them):
    sequence. Only running sequences hold blocks. Running sequences, each counted with the choices that it will
    fork into, never outnumber the slots.
 3. free + cached + held = all blocks, and the holders of a block are the tables that it is in.
-4. Whenever there is work, `plan` makes a plan. The first running sequence can preempt all others, and a sequence
-   that cannot grow although it runs alone ends by itself with `NO_ROOM`.
+4. Whenever there is work and no step in flight, `plan` makes a plan. The first running sequence can preempt all
+   others, and a sequence that cannot grow although it runs alone ends by itself with `NO_ROOM`.
+5. Tokens that steps in flight will draw are placeholders, and no step in flight writes to a block that can be
+   found (see `flight`).
 
 A plan is made in this order, each phase choosing first (`budget`, `room`: reads only) and then committing, so
 that a refused admission leaves no trace:
@@ -34,20 +36,24 @@ that a refused admission leaves no trace:
 All preemption comes before all allocation: no block freed in a plan is the source of one of its copies, so
 copies may run in any order.
 
-A step may be in flight while `add`, `abort` and `load` are called. An aborted sequence gives its blocks back at
-once although the step still writes to them: no other plan is made before that step is applied. Results for it
-are ignored, and nothing of it is registered. (Overlapped scheduling will relax this: a second plan in flight
-needs placeholder ids for tokens not yet drawn, and `Roster` must then hold blocks back until the steps that
-write them have been applied. Neither shows outside the core.)
+Up to `Capacity.max_flights` steps may be in flight, and with them `add`, `abort` and `load` are called. A plan
+that is made while another is in flight is made *ahead*. It takes for granted that sequences go on, up to the
+limits of their lengths; one that turns out to have ended was computed once too often, and that is ignored. It
+takes nothing back: where somebody would be preempted, or end for want of room, or where a draw in flight is needed
+before the next one can be asked for, there is no plan before the next `apply`. So whoever is preempted has no step
+in flight, and a plan made with none in flight is the same whether others are made ahead or not.
 """
 
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from itertools import count
 
 from bakehouse_replica.core.admission import n_slots_of, output_limit
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.budget import StepBudget, is_long
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
-from bakehouse_replica.core.flight import Flight
+from bakehouse_replica.core.flight import Flight, check_flights
 from bakehouse_replica.core.hashing import HashScope, root_hash
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.room import Room, n_blocks_needed
@@ -99,16 +105,17 @@ class Scheduler:
         self._early_aborts = RecentIds(REMEMBERED_IDS)
         self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
         self._outbox: list[TokenDelta] = []
-        self._flight: Flight | None = None
+        self._flights: deque[Flight] = deque()  # oldest first
         self._arrivals = count()
         self._steps = count()
         self._step_time_s = 0.0
+        self._applied_at = float("-inf")
         self._version = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is alive, so that `plan` has something to plan or to end."""
-        return bool(self._roster.running or self._roster.waiting)
+        """Whether any sequence is alive or any step in flight, so that there is something to plan or to apply."""
+        return bool(self._roster.running or self._roster.waiting or self._flights)
 
     def add(self, request: Request, now: float) -> None:
         """Queues a request; its deadline is `now + timeout_s`.
@@ -147,38 +154,49 @@ class Scheduler:
             self._early_aborts.remember(request_id)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None where no sequence is left. The previous step must have been applied."""
-        assert self._flight is None, f"step {self._flight.plan.step} is in flight; apply its result first"
+        """The next step; None where there is none to make before the next `apply`, or where nothing is left to do.
+
+        Fewer than `max_flights` steps may be in flight.
+        """
+        flights, running, is_ahead = self._flights, self._roster.running, bool(self._flights)
+        assert len(flights) < self._capacity.max_flights, (
+            f"step {flights[0].plan.step} is in flight, {len(flights)} in all; apply its result first"
+        )
+        if is_ahead and not flights[-1].may_be_overtaken:
+            return None
         self._version += 1
         self._expire(now)
-        self._yield_to_urgent()
-        budget = StepBudget.shared_among(self._roster.running, self._capacity, self._policy)
-        has_preempted = self._preempt_until_blocks_suffice(budget)
+        outranked = self._outranked()
+        if is_ahead and outranked:
+            return None
+        for sequence in reversed(outranked):
+            self._roster.preempt(sequence)
+        going_on = [sequence for sequence in running if sequence.wants_steps] if is_ahead else running
+        budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
+        if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
+            return None
+        has_preempted = not is_ahead and self._preempt_until_blocks_suffice(budget)
         copies: list[BlockCopy] = []
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
-        if not has_preempted or not self._roster.running:
+        if not has_preempted or not running:
             copies += self._admit(budget)
-        copies += self._fill(budget)
-        if not budget.grants:
-            assert not self.has_work, "sequences are left, but none of them can go on"
-            return None
-        chunks = tuple(sequence.chunk(n_tokens) for sequence, n_tokens in budget.grants.items())
-        plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
-        self._flight = Flight(plan, tuple(budget.grants), now)
-        return plan
+        copies += self._fill(budget, going_on)
+        return self._depart(budget, copies, now)
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
-        """Books what the step in flight computed; returns its deltas, in the plan's order.
+        """Books what the oldest step in flight computed; returns its deltas, in the plan's order.
 
         Of a draw, nothing is kept behind the token that ends its choice. A draw that failed ends its choice alone.
+        What comes of a sequence that has ended since it was planned is ignored.
         """
-        flight = self._flight
-        assert flight is not None, f"step {result.step} is not in flight; no step is"
+        assert self._flights, f"step {result.step} is not in flight; no step is"
+        flight = self._flights[0]
         flight.check(result)
-        self._flight = None
+        self._flights.popleft()
         self._version += 1
-        self._measure(now - flight.planned_at)
+        self._measure(now - max(flight.planned_at, self._applied_at))
+        self._applied_at = now
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
         block_size = self._capacity.block_size
@@ -187,8 +205,8 @@ class Scheduler:
             draws = () if chunk.sample is None else next(sampled).draws
             if sequence.status is Status.ENDED:
                 continue
-            sequence.n_computed += len(chunk.token_ids)
-            if sequence.n_computed // block_size > sequence.n_registered:
+            sequence.n_applied = n_applied = sequence.n_applied + len(chunk.token_ids)
+            if n_applied // block_size > sequence.n_registered:
                 self._roster.register(sequence)
             if scores:
                 sequence.call.collect(scores)
@@ -225,6 +243,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
         self._roster.check()
+        check_flights(self._flights, (*self._roster.waiting, *self._roster.running))
 
     def _enter(self, request: Request, n_output_limit: int, now: float) -> Sequence:
         seed = request.params.seed
@@ -269,25 +288,24 @@ class Scheduler:
             for sequence in list(call.sequences):
                 self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.DEADLINE, message=message))
 
-    def _yield_to_urgent(self) -> None:
-        """Preempts the fewest running sequences of lower priority that the first waiting one needs gone."""
+    def _outranked(self) -> list[Sequence]:
+        """The fewest running sequences of lower priority that the first waiting one needs gone, in order."""
         running = self._roster.running
         if not self._roster.waiting or not running:
-            return
+            return []
         urgent = self._roster.waiting[0]
         n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
         if n_outranked == 0:
-            return
+            return []
         hits = self._roster.match(urgent)
         if not self._may_prefill(len(urgent.tokens) - len(hits) * self._pool.block_size):
-            return
+            return []
         if not self._room(len(running) - n_outranked).fits(urgent, hits, self._pool):
-            return
+            return []
         n_staying = len(running)
         while not self._room(n_staying).fits(urgent, hits, self._pool):
             n_staying -= 1
-        for sequence in reversed(running[n_staying:]):
-            self._roster.preempt(sequence)
+        return running[n_staying:]
 
     def _preempt_until_blocks_suffice(self, budget: StepBudget) -> bool:
         """Whether anyone had to go so that the rest of the grants can be honoured."""
@@ -306,10 +324,10 @@ class Scheduler:
         if not self._roster.waiting:
             return copies
         room = self._room(len(self._roster.running))
-        coming = set[bytes]()  # no more than the blocks of one step
-        for sequence, n_tokens in budget.grants.items():
-            if not sequence.is_decoding:
-                coming.update(self._roster.coming(sequence, n_tokens))
+        coming = set[bytes]()  # no more than the blocks of this step and of those in flight
+        for sequence in self._roster.running:
+            if len(sequence.block_hashes) > sequence.n_registered:  # else no more of it will be found
+                coming.update(self._roster.coming(sequence, budget.grants.get(sequence, 0)))
         for sequence in list(self._roster.waiting):
             if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
                 break
@@ -332,9 +350,9 @@ class Scheduler:
             copies += self._roster.grow(sequence, n_tokens)
         return copies
 
-    def _fill(self, budget: StepBudget) -> list[BlockCopy]:
+    def _fill(self, budget: StepBudget, going_on: Iterable[Sequence]) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
-        for sequence in self._roster.running:
+        for sequence in going_on:
             if budget.prefill_left == 0:
                 break
             n_granted = budget.grants.get(sequence, 0)
@@ -344,6 +362,15 @@ class Scheduler:
             if budget.grant(sequence, n_blocks * self._pool.block_size - sequence.n_computed - n_granted):
                 copies += self._roster.grow(sequence, budget.grants[sequence])
         return copies
+
+    def _depart(self, budget: StepBudget, copies: Ordered[BlockCopy], now: float) -> StepPlan | None:
+        if not budget.grants:
+            assert not self.has_work or self._flights, "sequences are left, but none of them can go on"
+            return None
+        chunks = tuple(sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items())
+        plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
+        self._flights.append(Flight(plan, tuple(budget.grants), now))
+        return plan
 
     def _may_prefill(self, n_missing: int) -> bool:
         """Whether a newcomer with so many tokens to compute may join the prefills that run."""

@@ -4,16 +4,20 @@ A sequence's tokens, and what each stretch of them is:
 
     [0, len(prompt))              prompt
     [len(prompt), len(tokens))    output, replayed `prior_output` included
-    [0, n_computed)               in the KV cache, in the blocks of `block_table`
-    [n_computed, len(tokens))     still to be computed: the newest draw while decoding, more while in prefill
+    [0, n_applied)                in the KV cache, in the blocks of `block_table`
+    [n_applied, n_computed)       written there by the steps in flight
+    [n_computed, len(tokens))     still to be planned: the newest draw while decoding, more while in prefill
 
-After the step that computes the last of them, a draw of one or several tokens is appended; so the newest token of
-a live sequence is never computed yet. Preemption sets `n_computed` to 0 and empties the table; nothing else is
-lost.
+A step counts as computed from the moment it is planned (`book`). Where it draws for a single choice, a placeholder
+then stands at the end of `tokens`; the last `n_awaited` tokens are such. When the step is applied, the draw takes
+its place, and more tokens follow it where the draw has several (`accept`). So the newest token of a live sequence
+is never computed yet, except while the step that forks it is in flight. Nothing that leaves the core counts a
+placeholder: neither deltas, nor usage, nor the hash of a block. Preemption sets `n_computed` to 0 and empties the
+table; nothing else is lost. It meets no sequence of a step in flight, so what waits has no placeholders.
 
 Where the log-probabilities of the prompt are asked for, token t gets its own from the step that computes position
-t - 1. The call collects them in order, so `n_scored` says which are still owed: neither a recomputed position nor
-a cached block before it is asked twice. A sequence that has no output to wait for ends with the last of them.
+t - 1. They are asked for in order, so `n_asked` says where to go on: neither a recomputed position nor a cached
+block before it is asked twice. A sequence that has no output to wait for ends with the last of them.
 
                admit                 end
     WAITING ──────────► RUNNING ──────────► ENDED        WAITING ──► ENDED: aborted, expired, or no room
@@ -44,6 +48,7 @@ from bakehouse_replica.core.types import (
 )
 
 _NOTHING = Draw(token_ids=())
+_PLACEHOLDER = 0  # as chunks carry it; `n_awaited` says which tokens are such
 _new_chunk, _new_sample, _new_delta = maker_of(Chunk), maker_of(Sample), maker_of(TokenDelta)
 
 
@@ -59,7 +64,8 @@ class Status(Enum):
 class Call:
     """What the choices of one request share. `cached_tokens` is None until the first admission.
 
-    `n_to_score`: how many prompt tokens get a log-probability; `scores` are those collected and not delivered.
+    `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
+    `n_scored` have come. `scores` are those collected and not delivered.
     """
 
     request: Request
@@ -71,6 +77,7 @@ class Call:
     shows_prompt: bool  # to the sampler
     shows_output: bool
     n_to_score: int
+    n_asked: int = 0
     n_scored: int = 0
     scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
@@ -94,8 +101,13 @@ class Call:
 
     @property
     def owes_scores(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be computed."""
+        """Whether log-probabilities of the prompt have still to come."""
         return self.n_scored < self.n_to_score
+
+    @property
+    def has_scores_to_ask(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be planned."""
+        return self.n_asked < self.n_to_score
 
     def collect(self, scores: Iterable[TokenLogprob]) -> None:
         """Takes the next log-probabilities of the prompt."""
@@ -133,7 +145,9 @@ class Sequence:
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
     block_ids: tuple[int, ...] = ()
+    n_applied: int = 0
     n_computed: int = 0
+    n_awaited: int = 0  # draws of steps in flight, for which placeholders stand at the end of `tokens`
     n_writable: int = 0
     n_drawn: int = 1  # tokens of the newest draw
     n_registered: int = 0  # leading blocks of the table that are findable
@@ -169,6 +183,7 @@ class Sequence:
             status=self.status,
             block_table=list(self.block_table),
             block_ids=self.block_ids,
+            n_applied=self.n_applied,
             n_computed=self.n_computed,
             n_writable=self.n_computed,
             n_registered=self.n_registered,
@@ -177,12 +192,12 @@ class Sequence:
 
     @property
     def n_output(self) -> int:
-        """Output tokens so far, replayed ones included."""
-        return len(self.tokens) - self.n_prompt
+        """Output tokens so far, replayed ones included, awaited ones not."""
+        return len(self.tokens) - self.n_awaited - self.n_prompt
 
     @property
     def n_missing(self) -> int:
-        """Tokens still to be computed before the next one can be drawn; at least 1 while alive."""
+        """Tokens still to be planned before the next one can be drawn."""
         return len(self.tokens) - self.n_computed
 
     @property
@@ -195,26 +210,47 @@ class Sequence:
         """Sequences this one is or will become."""
         return len(self.seeds)
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether its next draw may be planned while one is in flight: nothing is needed of that but its token.
+
+        Penalties, grammars and bad words need its token on the host, and a fork makes sequences of its draws.
+        """
+        return not self.call.shows_output and len(self.seeds) == 1
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether steps beyond those in flight are needed, unless a draw in flight turns out to end the choice."""
+        if self.call.has_scores_to_ask:
+            return True
+        if self.n_awaited:
+            return len(self.tokens) - self.n_prompt < self.call.n_output_limit
+        return self.finish_reason() is None
+
     def finish_reason(self) -> FinishReason | None:
         """Why the tokens so far are complete, None while more are wanted.
 
         A stop id ends the choice wherever it stands: not drawing one before `min_tokens` is the sampler's
         promise, kept in one place.
         """
-        call, n_output = self.call, len(self.tokens) - self.n_prompt
-        if n_output and self.tokens[-1] in call.stop_ids:
-            return FinishReason.STOP
-        if n_output >= call.n_output_limit:
-            return FinishReason.LENGTH
-        return None
+        return self._end_at(len(self.tokens) - self.n_awaited)
 
     def accept(self, draw: Draw) -> tuple[Draw, FinishReason | None]:
-        """Appends a draw up to the token that ends the choice; returns what was appended, and why it ends."""
+        """Puts the oldest draw in flight in its place, up to the token that ends the choice.
+
+        Returns what was kept of it, and why the choice ends. Where it does, further placeholders stay as they are.
+        """
         reason: FinishReason | None = None
         token_ids = draw.token_ids
         for n_kept, token_id in enumerate(token_ids, start=1):
-            self.tokens.append(token_id)
-            reason = self.finish_reason()
+            n_awaited = self.n_awaited
+            if n_awaited and n_kept == 1:
+                self.tokens[-n_awaited] = token_id
+                self.n_awaited = n_awaited = n_awaited - 1
+            else:
+                assert not n_awaited, f"{draw} has several tokens, but a step follows the first"
+                self.tokens.append(token_id)
+            reason = self._end_at(len(self.tokens) - n_awaited)
             if reason is not None and n_kept < len(token_ids):
                 kept = replace(draw, token_ids=token_ids[:n_kept], logprobs=draw.logprobs[:n_kept])
                 return kept, reason
@@ -225,18 +261,25 @@ class Sequence:
             return draw, FinishReason.ERROR
         return draw, reason
 
-    def chunk(self, n_tokens: int) -> Chunk:
-        """Its next `n_tokens` as work for an executor; sampled where they are all that is missing."""
-        start, end, owes_scores = self.n_computed, self.n_computed + n_tokens, self.call.owes_scores
-        is_last = end == len(self.tokens) and not (owes_scores and self.finish_reason() is not None)
-        return _new_chunk(
+    def book(self, n_tokens: int) -> Chunk:
+        """Its next `n_tokens` as work, which count as computed from here on; sampled where no more are missing."""
+        call, tokens, start, n_awaited = self.call, self.tokens, self.n_computed, self.n_awaited
+        end, has_scores = start + n_tokens, call.n_asked < call.n_to_score
+        is_last = end == len(tokens) and not (has_scores and self.finish_reason() is not None)
+        chunk = _new_chunk(
             sequence_id=self.sequence_id,
-            token_ids=tuple(self.tokens[start:end]),
+            token_ids=(tokens[start],) if n_tokens == 1 else tuple(tokens[start:end]),
             start=start,
             block_ids=self.block_ids,
             sample=self._sample() if is_last else None,
-            score=self._score(start, end) if owes_scores else None,
+            score=self._ask_scores(start, end) if has_scores else None,
+            follows_draw=n_awaited > 0,
         )
+        self.n_computed = end
+        if is_last and len(self.seeds) == 1:
+            tokens.append(_PLACEHOLDER)
+            self.n_awaited = n_awaited + 1
+        return chunk
 
     def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
         """Terminal deltas without tokens, for each choice that it is or would have become."""
@@ -254,7 +297,7 @@ class Sequence:
         `news` is what was appended last; `finish` says whether the choice ends with that.
         """
         call, choice = self.call, self.choice + n_further
-        request, n_output = call.request, len(self.tokens) - self.n_prompt
+        request, n_output = call.request, len(self.tokens) - self.n_awaited - self.n_prompt
         start = n_output - len(news.token_ids)
         is_first = start == len(request.prior_output)
         usage = None
@@ -276,6 +319,15 @@ class Sequence:
             failure=failure,
         )
 
+    def _end_at(self, n_known: int) -> FinishReason | None:
+        """Why the first `n_known` tokens are complete."""
+        call, n_output = self.call, n_known - self.n_prompt
+        if n_output and self.tokens[n_known - 1] in call.stop_ids:
+            return FinishReason.STOP
+        if n_output >= call.n_output_limit:
+            return FinishReason.LENGTH
+        return None
+
     def _sample(self) -> Sample:
         call = self.call
         return _new_sample(
@@ -287,10 +339,11 @@ class Sequence:
             output_ids=tuple(self.tokens[self.n_prompt :]) if call.shows_output else (),
         )
 
-    def _score(self, start: int, end: int) -> Score | None:
-        """What the positions `start` to `end` can add to the scores that are owed."""
-        n_scored, n_top = self.call.n_scored, self.call.request.params.prompt_logprobs
+    def _ask_scores(self, start: int, end: int) -> Score | None:
+        """What the positions `start` to `end` can add to the scores that are owed; counts them as asked for."""
+        n_asked, n_top = self.call.n_asked, self.call.request.params.prompt_logprobs
         assert n_top is not None, "nothing is owed where nothing was asked for"
-        assert start <= n_scored, f"positions {n_scored} to {start} were skipped, which the prompt's scores need"
-        target_ids = tuple(self.tokens[n_scored + 1 : min(end + 1, self.n_prompt)])
-        return Score(first_row=n_scored - start, target_ids=target_ids, n_top=n_top) if target_ids else None
+        assert start <= n_asked, f"positions {n_asked} to {start} were skipped, which the prompt's scores need"
+        target_ids = tuple(self.tokens[n_asked + 1 : min(end + 1, self.n_prompt)])
+        self.call.n_asked += len(target_ids)
+        return Score(first_row=n_asked - start, target_ids=target_ids, n_top=n_top) if target_ids else None

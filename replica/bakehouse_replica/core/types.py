@@ -7,6 +7,7 @@ output index k of a request with P prompt tokens stands at position P + k.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from bakehouse_replica.core.sampling import SamplingParams, require
 
@@ -99,7 +100,8 @@ class Chunk:
     """The tokens `token_ids` of one sequence at positions `start`, `start + 1`, …: prefill and decode alike.
 
     `block_ids` is the whole block table up to the chunk's last position: position p lives in slot
-    `p % block_size` of block `block_ids[p // block_size]`.
+    `p % block_size` of block `block_ids[p // block_size]`. `follows_draw`: the one token is not known yet, and
+    `token_ids` is (0,): it is what the step before, `plan.step - 1`, draws for the same sequence.
     """
 
     sequence_id: int
@@ -108,6 +110,7 @@ class Chunk:
     block_ids: tuple[int, ...]
     sample: Sample | None = None
     score: Score | None = None
+    follows_draw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,13 +227,18 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What an executor can hold and do in one step. `block_bytes`: of one block, 0 where it holds no tensors."""
+    """What an executor can hold and do in one step. `block_bytes`: of one block, 0 where it holds no tensors.
+
+    `max_flights`: how many steps may have been begun whose result nobody has taken. With 2, the next step is
+    planned and begun while one runs.
+    """
 
     n_blocks: int
     block_size: int
     block_bytes: int = 0
     max_step_tokens: int
     max_sequences: int
+    max_flights: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +304,11 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from: an alias (`smollm2`), a folder, a GGUF file, a hub id, or `scripted:FILE`."""
+    """Where a model comes from: an alias (`smollm2`), a folder, a GGUF file, a hub id, or `scripted:FILE`.
+
+    `weights` `dummy`: random ones in the shapes of its configuration, whose own weights need not be there.
+    """
 
     model: str = "smollm2"
     revision: str | None = None
+    weights: Literal["checkpoint", "dummy"] = "checkpoint"

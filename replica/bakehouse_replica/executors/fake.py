@@ -30,6 +30,7 @@ from bakehouse_replica.core.types import (
     StepResult,
     TokenLogprob,
 )
+from bakehouse_replica.executors.host_steps import HostStep, HostSteps
 from bakehouse_replica.executors.token_cache import TokenCache
 
 
@@ -42,10 +43,11 @@ class FakeExecutor:
     any other bias, the penalties, whose ids are only checked, and `temperature` above 0, `top_k`, `top_p` and
     `min_p` change nothing. A grammar it refuses.
 
-    `tokens_per_step`: how many tokens it draws at once; the ids do not depend on it. `step_s` paces it: while
-    there is work, steps end in a beat of so long, whatever the caller does in between, so that n streams are
-    offered n / `step_s` tokens a second; a step that is less than a beat late is made up for. `before_step` is
-    called first thing in each step, in the thread that executes; what it raises is what `execute` raises.
+    `tokens_per_step`: how many tokens it draws at once, one where steps overlap; the ids do not depend on it.
+    `step_s` paces it: while there is work, steps end in a beat of so long, whatever the caller does in between, so
+    that n streams are offered n / `step_s` tokens a second; a step begun less than a beat late is made up for. A
+    step takes its time from its begin on, or from the end of the one before. `before_step` is called first thing
+    in each step, in the thread that takes its result; what it raises is what that raises.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class FakeExecutor:
         step_s: float = 0.0,
         before_step: Callable[[StepPlan], None] | None = None,
     ) -> None:
+        assert tokens_per_step == 1 or capacity.max_flights == 1, "a step that overlaps draws one token a choice"
         self._capacity = capacity
         self._vocabulary_size = vocabulary_size
         self._tokens_per_step = tokens_per_step
@@ -64,6 +67,7 @@ class FakeExecutor:
         self._ends_at = 0.0
         self._before_step = before_step
         self._cache = TokenCache(capacity)
+        self._steps = HostSteps(self._carry_out, capacity.max_flights)
 
     @property
     def capacity(self) -> Capacity:
@@ -75,9 +79,16 @@ class FakeExecutor:
         if params.grammar is not None:
             raise InvalidRequest("grammar is given; the fake executor cannot keep to one", "grammar")
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Stores, reads back, scores and draws. Asserts that each chunk reads its own past, in order, complete."""
-        begun_at = perf_counter()
+    def begin(self, plan: StepPlan) -> HostStep:
+        """A step stores, reads back, scores and draws. Each chunk must read its own past, in order, complete."""
+        return self._steps.begin(plan)
+
+    def close(self) -> None:
+        """Forgets all it stored."""
+        self._cache.clear()
+
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        turn_at = perf_counter()
         if self._before_step is not None:
             self._before_step(plan)
         self._cache.store(plan)
@@ -91,13 +102,8 @@ class FakeExecutor:
                 draws = tuple(self._draw(history, chunk.sample, seed) for seed in chunk.sample.seeds)
                 sampled.append(Sampled(sequence_id=chunk.sequence_id, draws=draws))
         self._wait_for_end(begun_at)
-        return StepResult(
-            step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=perf_counter() - begun_at
-        )
-
-    def close(self) -> None:
-        """Forgets all it stored."""
-        self._cache.clear()
+        elapsed_s = perf_counter() - turn_at
+        return StepResult(step=plan.step, sampled=tuple(sampled), scored=tuple(scored), elapsed_s=elapsed_s)
 
     def _wait_for_end(self, begun_at: float) -> None:
         """A step that begins less than a beat after the last one's end keeps to the beat; others begin one."""

@@ -5,11 +5,13 @@ from time import perf_counter
 
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.dispatch import default_block_size, default_kv_dtype, select_ops
+from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.executors.device_choice import dtype_of, kv_dtype_of
+from bakehouse_replica.executors.host_steps import HostStep, HostSteps
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.runner import Runner
@@ -21,9 +23,6 @@ from bakehouse_replica.source import ModelFiles
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16}
-
 
 class InProcessExecutor:
     """Carries out plans in the thread that asks. Without `constraints`, which its runner has too, no grammars."""
@@ -32,6 +31,7 @@ class InProcessExecutor:
         self._runner: Runner | None = runner
         self._capacity = capacity
         self._constraints = constraints
+        self._steps = HostSteps(self._carry_out, capacity.max_flights)
 
     @property
     def capacity(self) -> Capacity:
@@ -42,16 +42,19 @@ class InProcessExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> HostStep:
         """One step of the model."""
-        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
-        begun_at = perf_counter()
-        sampled, scored = self._runner.run(plan)
-        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - begun_at)
+        return self._steps.begin(plan)
 
     def close(self) -> None:
         """Lets go of weights and cache."""
         self._runner = None
+
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
+        turn_at = perf_counter()
+        sampled, scored = self._runner.run(plan)
+        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - turn_at)
 
 
 def build_executor(
@@ -77,11 +80,6 @@ def build_executor(
     return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
-def kv_dtype_of(settings: ReplicaSettings) -> torch.dtype:
-    """In what the settings have keys and values kept."""
-    return _KV_DTYPES.get(settings.kv_dtype) or default_kv_dtype(_DTYPES[settings.dtype], settings.quantize)
-
-
 def load_executor(
     settings: ReplicaSettings,
     files: ModelFiles,
@@ -90,12 +88,12 @@ def load_executor(
     *,
     constraints: ConstraintSource | None = None,
 ) -> InProcessExecutor:
-    """The executor that the settings ask for, with weights loaded and kernels compiled.
+    """The executor that the settings ask for on the CPU, with weights loaded and kernels compiled.
 
     Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the model so.
     """
-    device = torch.device("cpu" if settings.device == "auto" else settings.device)
-    dtype, kv_dtype = _DTYPES[settings.dtype], kv_dtype_of(settings)
+    device = torch.device("cpu")
+    dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
     n_threads = settings.n_threads or torch.get_num_threads()
     try:
         ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
@@ -122,6 +120,7 @@ def load_executor(
         block_bytes=memory.kv_bytes // memory.n_blocks,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
+        max_flights=settings.max_flights(is_apart=device.type == "cuda"),
     )
     executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
     logger.info(

@@ -38,6 +38,7 @@ from bakehouse_replica.core.types import (
     StepResult,
     TokenLogprob,
 )
+from bakehouse_replica.executors.host_steps import HostStep, HostSteps
 from bakehouse_replica.executors.token_cache import TokenCache
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of, prepare_constraint
 from bakehouse_replica.model.logprobs import token_logprobs
@@ -91,7 +92,8 @@ class _Choice:
 class ScriptedExecutor:
     """Follows `script`, without grammars unless it is given `constraints`.
 
-    `before_step` is called first thing in each step, in the thread that executes.
+    `before_step` is called first thing in each step, in the thread that takes its result. Where steps overlap, the
+    script must draw one token a step.
     """
 
     def __init__(
@@ -102,16 +104,19 @@ class ScriptedExecutor:
         constraints: ConstraintSource | None = None,
         before_step: Callable[[StepPlan], None] | None = None,
     ) -> None:
+        assert script.tokens_per_step == 1 or capacity.max_flights == 1, "a step that overlaps draws one token"
         self._script = script
         self._capacity = capacity
         self._constraints = constraints
         self._ops = ReferenceOps()
         self._before_step = before_step
         self._cache = TokenCache(capacity)
+        self._ends_at = 0.0
         self._token_bytes = script.token_bytes()
         self._token_ids_V = torch.arange(script.vocabulary_size)
         self._replies_to = lru_cache(_N_PROMPTS_REMEMBERED)(self._choose_replies)
         self._closed = Event()
+        self._steps = HostSteps(self._carry_out, capacity.max_flights)
 
     @property
     def capacity(self) -> Capacity:
@@ -122,13 +127,21 @@ class ScriptedExecutor:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
 
-    @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Stores, reads back, scores and draws. Asserts that each chunk reads its own past, in order and complete.
+    def begin(self, plan: StepPlan) -> HostStep:
+        """A step stores, reads back, scores and draws. Each chunk must read its own past, in order and complete.
 
-        Raises, or waits until `close` is called, where the script says so.
+        Its result raises, or waits until `close` is called, where the script says so.
         """
-        begun_at = perf_counter()
+        return self._steps.begin(plan)
+
+    def close(self) -> None:
+        """Forgets all it stored; a step that stalls ends."""
+        self._closed.set()
+        self._cache.clear()
+
+    @torch.inference_mode()
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        turn_at = perf_counter()
         if self._before_step is not None:
             self._before_step(plan)
         self._cache.store(plan)
@@ -138,13 +151,10 @@ class ScriptedExecutor:
         sampled = _sampled(plan.chunks, choices)
         scored = tuple(self._score(chunk, chunk.score) for chunk in plan.chunks if chunk.score is not None)
         if self._script.step_s:
-            self._closed.wait(self._script.step_s)
-        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=perf_counter() - begun_at)
-
-    def close(self) -> None:
-        """Forgets all it stored; a step that stalls ends."""
-        self._closed.set()
-        self._cache.clear()
+            self._ends_at = max(self._ends_at, begun_at) + self._script.step_s
+            self._closed.wait(max(self._ends_at - perf_counter(), 0.0))
+        elapsed_s = perf_counter() - turn_at
+        return StepResult(step=plan.step, sampled=sampled, scored=scored, elapsed_s=elapsed_s)
 
     def _begin(self, chunk: Chunk) -> list[_Choice]:
         """The choices that draw after a chunk, which is read back in any case."""

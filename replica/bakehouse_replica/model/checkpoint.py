@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import torch
-from gguf import MODEL_ARCH, ReaderTensor, get_tensor_name_map
-from gguf.quants import dequantize
 from safetensors import safe_open
 from torch import Tensor
 
@@ -19,6 +17,10 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.gguf_metadata import open_gguf
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.source import ModelFiles
+
+# Imported where a file is opened: machines that serve folders of safetensors need no `gguf`.
+if TYPE_CHECKING:
+    from gguf import ReaderTensor
 
 # Buffers that some checkpoints carry though they follow from the configuration.
 _DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -88,6 +90,8 @@ class GGUFCheckpoint:
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self._path = path
         self._spec = spec
+        from gguf import MODEL_ARCH, get_tensor_name_map  # see above
+
         self._names = get_tensor_name_map(MODEL_ARCH.LLAMA, spec.n_layers)
         self._tensor_of: dict[str, ReaderTensor] = {}
         self._read: set[str] = set()
@@ -107,6 +111,8 @@ class GGUFCheckpoint:
 
     def read(self, name: str) -> Tensor:
         """The tensor `name` in float32."""
+        from gguf.quants import dequantize  # see above
+
         gguf_name = str(self._names.get_name(name, (".weight", ".bias")))
         stored = self._tensor_of.get(gguf_name)
         if stored is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bakehouse_replica.model.batch import BatchTensors
-from bakehouse_replica.model.layers import Step, feed_forward, pack_layer, rope_rows
+from bakehouse_replica.model.layers import Step, feed_forward, normed_heads, pack_layer, rope_rows
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights
 
@@ -33,6 +33,11 @@ class Decoder:
     def n_vocabulary(self) -> int:
         """V: how many logits a row has."""
         return self._spec.vocabulary_size
+
+    @property
+    def is_ops_alone(self) -> bool:
+        """Whether `layers` calls nothing but operations where all rows are wanted, so that `Ops.record` may do."""
+        return not self._spec.has_qk_norm
 
     @torch.inference_mode()
     def forward(self, batch: BatchTensors, cache: KVCache, wanted_R: Tensor | None = None) -> Tensor:
@@ -78,6 +83,7 @@ class Decoder:
         spec, packed = self._spec, self._layers[layer]
         normed_TE = ops.rms_norm(x_TE, packed.attention_norm_E, spec.norm_eps)
         qkv_TX = ops.linear(normed_TE, packed.qkv, packed.qkv_bias_X)
+        qkv_TX = normed_heads(qkv_TX, packed, ops, spec.norm_eps, spec.n_kv_heads)
         q_TND = ops.rope_and_write(qkv_TX, step.cos_TD, step.sin_TD, cache, layer, step.slots_T)
         attended_TND = ops.paged_attention(
             q_TND, cache, layer, step.plan, scale=spec.head_dim**-0.5, window=spec.window

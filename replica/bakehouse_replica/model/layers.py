@@ -26,6 +26,8 @@ class PackedLayer:
     output_bias_E: Tensor | None
     gate_up_bias_F2: Tensor | None
     down_bias_E: Tensor | None
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,20 @@ def pack_layer(weights: LayerWeights, ops: Ops) -> PackedLayer:
         output_bias_E=weights.output_bias_E,
         gate_up_bias_F2=weights.gate_up_bias_F2,
         down_bias_E=weights.down_bias_E,
+        q_norm_D=weights.q_norm_D,
+        k_norm_D=weights.k_norm_D,
     )
+
+
+def normed_heads(qkv_TX: Tensor, layer: PackedLayer, ops: Ops, norm_eps: float, n_kv_heads: int) -> Tensor:
+    """The rows with each head of query and key normalised for itself, where the layer has weights for that."""
+    if layer.q_norm_D is None or layer.k_norm_D is None:
+        return qkv_TX
+    heads = qkv_TX.view(len(qkv_TX), -1, len(layer.q_norm_D))
+    q_TND, k_THD, v_THD = heads.tensor_split((-2 * n_kv_heads, -n_kv_heads), dim=1)
+    q_TND = ops.rms_norm(q_TND.flatten(0, 1), layer.q_norm_D, norm_eps).view(q_TND.shape)
+    k_THD = ops.rms_norm(k_THD.flatten(0, 1), layer.k_norm_D, norm_eps).view(k_THD.shape)
+    return torch.cat((q_TND, k_THD, v_THD), dim=1).flatten(1)
 
 
 def rope_rows(frequencies_D2: Tensor, positions_T: Tensor, gain: float) -> tuple[Tensor, Tensor]:

@@ -6,18 +6,15 @@ from bakehouse_kernels.layout import KVCache
 from torch import Tensor
 
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Score, Scored, StepPlan, TokenLogprob
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Scored, StepPlan
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
-from bakehouse_replica.model.logprobs import token_logprobs
 from bakehouse_replica.model.recorded import RecordedSteps
 from bakehouse_replica.model.sampler import draw
+from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, score, slice_rows_of
 
 WARM_UP_TOKENS = 64  # compilation does not depend on the number
-# Rows are scored in slices of so many bytes of logits: 55 rows of 151,936, with temporaries 139 MB at most; the
-# logits of 512 rows alone take 311 MB. The head's product gains little from more (kernels, `cpu/linear.py`).
-SCORE_SLICE_BYTES = 32 << 20
 # Beyond, Python between the operations takes under a twentieth of a step.
 MAX_RECORDED_ROWS = 128
 
@@ -44,7 +41,7 @@ class Runner:
         self._device = device
         self._recorded = RecordedSteps(decoder, cache, ops)
         self._constraints = constraints
-        self._score_slice_rows = max(1, score_slice_bytes // (4 * decoder.n_vocabulary))
+        self._score_slice_rows = slice_rows_of(decoder.n_vocabulary, score_slice_bytes)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> tuple[tuple[Sampled, ...], tuple[Scored, ...]]:
@@ -52,13 +49,15 @@ class Runner:
         self._copy(plan.copies)
         if not plan.chunks:
             return (), ()
-        batch = build_batch(plan.chunks, block_size=self._cache.block_size, device=self._device)
-        if _is_repeatable(plan.chunks):
+        batch = build_batch(flatten(plan.chunks), block_size=self._cache.block_size, device=self._device)
+        if self._decoder.is_ops_alone and _is_repeatable(plan.chunks):
             return self._draw(plan.chunks, self._recorded.forward(batch)), ()
         n_drawn = len(batch.sample_at_R)
         wanted = torch.cat((batch.sample_at_R, batch.score_at_Q))
         x_RE = self._decoder.forward(batch, self._cache, wanted)
-        return self._draw(plan.chunks, x_RE[:n_drawn]), self._score(plan.chunks, x_RE[n_drawn:])
+        sampled = self._draw(plan.chunks, x_RE[:n_drawn])
+        scored = score(self._ops, self._decoder, plan.chunks, x_RE[n_drawn:], self._score_slice_rows)
+        return sampled, scored
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -96,24 +95,6 @@ class Runner:
             Sampled(sequence_id=chunk.sequence_id, draws=draws)
             for (chunk, _), draws in zip(asked, drawn, strict=True)
         )
-
-    def _score(self, chunks: tuple[Chunk, ...], x_QE: Tensor) -> tuple[Scored, ...]:
-        scored, begin = [], 0
-        for chunk in chunks:
-            if chunk.score is not None:
-                end = begin + len(chunk.score.target_ids)
-                logprobs = self._logprobs(chunk.score, x_QE[begin:end])
-                scored.append(Scored(sequence_id=chunk.sequence_id, logprobs=logprobs))
-                begin = end
-        return tuple(scored)
-
-    def _logprobs(self, score: Score, x_SE: Tensor) -> tuple[TokenLogprob, ...]:
-        n_rows = self._score_slice_rows
-        logprobs: list[TokenLogprob] = []
-        for begin in range(0, len(x_SE), n_rows):
-            logits_SV = self._decoder.logits(x_SE[begin : begin + n_rows])
-            logprobs += token_logprobs(self._ops, logits_SV, score.target_ids[begin : begin + n_rows], score.n_top)
-        return tuple(logprobs)
 
 
 def _is_repeatable(chunks: tuple[Chunk, ...]) -> bool:

@@ -16,7 +16,7 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.gguf_metadata import GGUFMetadata, read_gguf_metadata
 from bakehouse_replica.source import ModelFiles
 
-_MODEL_TYPES = ("llama", "mistral")
+_MODEL_TYPES = ("llama", "mistral", "qwen3")
 # Their frequencies do not depend on the length of the sequence at hand, as those of "dynamic" and "longrope" do.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _GGUF_ROPE_TYPES = ("none", "linear")
@@ -28,6 +28,7 @@ class ModelSpec:
 
     `rope_frequencies`: radians per position of the D/2 rotated pairs, scaling included; cosine and sine are
     multiplied by `rope_gain`. `window`: how many positions a token sees, itself included; None for all.
+    `has_qk_norm`: each head of query and key is normalised before it is rotated.
     """
 
     n_layers: int
@@ -46,6 +47,7 @@ class ModelSpec:
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_feed_forward_bias: bool = False
+    has_qk_norm: bool = False
 
     @property
     def n_parameters(self) -> int:
@@ -70,7 +72,7 @@ def read_spec(files: ModelFiles) -> ModelSpec:
 
 
 class _LlamaConfig(Protocol):
-    """The fields of transformers' LlamaConfig and MistralConfig that are read here."""
+    """The fields of transformers' LlamaConfig, MistralConfig and Qwen3Config that are read here."""
 
     architectures: list[str] | None
     vocab_size: int
@@ -96,6 +98,9 @@ def _from_folder(files: ModelFiles) -> ModelSpec:
         _require(architecture.endswith("ForCausalLM"), files.name, "architecture", architecture, ("*ForCausalLM",))
     _require(config.hidden_act == "silu", files.name, "activation", config.hidden_act, ("silu",))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if model_type == "qwen3":
+        has_windows = bool(raw.get("use_sliding_window", False))
+        _require(not has_windows, files.name, "use_sliding_window", has_windows, ("False",))
     frequencies, gain = _rope(config, head_dim, files.name)
     has_attention_bias = bool(getattr(config, "attention_bias", False))
     return ModelSpec(
@@ -115,6 +120,7 @@ def _from_folder(files: ModelFiles) -> ModelSpec:
         has_qkv_bias=has_attention_bias,
         has_output_bias=has_attention_bias,
         has_feed_forward_bias=bool(getattr(config, "mlp_bias", False)),
+        has_qk_norm=model_type == "qwen3",
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from bakehouse_replica.cache_files import write_whole
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.model.checkpoint import Checkpoint, open_checkpoint
+from bakehouse_replica.model.dummy_weights import dummy_tensors
 from bakehouse_replica.model.residual_rotation import ResidualRotation
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.source import ModelFiles
@@ -43,6 +44,8 @@ class LayerWeights:
     output_bias_E: Tensor | None = None
     gate_up_bias_F2: Tensor | None = None
     down_bias_E: Tensor | None = None
+    q_norm_D: Tensor | None = None
+    k_norm_D: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +71,11 @@ def load_weights(
 
     `rotated`: as `residual_rotation` leaves them; float32 only. On the CPU the tensors are views of the mapped
     cache file, so all replicas of a machine share their memory.
-    Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape.
+    Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape. Dummy
+    weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
+    if files.has_dummy_weights:
+        return _assemble(dummy_tensors(spec, dtype=dtype, device=device), spec)
     kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
@@ -197,6 +203,9 @@ def _convert_layer(read: _Reader, spec: ModelSpec, prefix: str) -> dict[str, Ten
     if spec.has_feed_forward_bias:
         tensors["gate_up_bias_F2"] = read.fused_bias(feed_forward, gate_up)
         tensors["down_bias_E"] = read.fused_bias(feed_forward, {"down_proj": width})
+    if spec.has_qk_norm:
+        tensors["q_norm_D"] = read.tensor(f"{attention}.q_norm.weight", spec.head_dim)
+        tensors["k_norm_D"] = read.tensor(f"{attention}.k_norm.weight", spec.head_dim)
     return tensors
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import ContextTooLong, InvalidRequest
+from bakehouse_replica.core.executor import execute
 from bakehouse_replica.core.types import FinishReason, StepPlan, StepResult, TokenDelta
 from driving import POLICY, make_driver, make_fake_drawing, make_request, naive_generate
 
@@ -54,7 +55,7 @@ def test_scores_come_once_with_the_first_delta_of_choice_0(tokens_per_step: int)
     while driver.scheduler.has_work:
         plan = driver.scheduler.plan(0.0)
         assert plan is not None
-        deltas += driver.scheduler.apply(driver.executor.execute(plan), 0.0)
+        deltas += driver.scheduler.apply(execute(driver.executor, plan), 0.0)
     carriers = [(delta.choice, delta.start) for delta in deltas if delta.prompt_logprobs]
     assert carriers == [(0, 0)]
     assert len(deltas[0].prompt_logprobs) == 19

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.executor import execute
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import Capacity, Chunk, Sample, Score, StepPlan
 from bakehouse_replica.executors.fake import FakeExecutor
@@ -37,19 +38,19 @@ def chunk_of(token_ids: tuple[int, ...], start: int, block_ids: tuple[int, ...])
 )
 def test_reading_a_past_that_is_not_there_is_an_error(block_ids: tuple[int, ...]) -> None:
     executor = FakeExecutor(CAPACITY)
-    executor.execute(plan_of(chunk_of((1, 2, 3, 4, 5, 6), 0, (0, 1))))
-    executor.execute(plan_of(chunk_of((1, 2, 3, 4, 5), 0, (0, 3))))
-    executor.execute(plan_of(chunk_of((7,), 6, (0, 1))))
+    execute(executor, plan_of(chunk_of((1, 2, 3, 4, 5, 6), 0, (0, 1))))
+    execute(executor, plan_of(chunk_of((1, 2, 3, 4, 5), 0, (0, 3))))
+    execute(executor, plan_of(chunk_of((7,), 6, (0, 1))))
     with pytest.raises(AssertionError, match="reads positions"):
-        executor.execute(plan_of(chunk_of((7,), 6, block_ids)))
+        execute(executor, plan_of(chunk_of((7,), 6, block_ids)))
 
 
 def test_penalties_must_count_the_tokens_that_were_computed() -> None:
     executor = FakeExecutor(CAPACITY)
     chunk = Chunk(sequence_id=0, token_ids=(1, 2, 3, 4, 5), start=0, block_ids=(0, 1), sample=PENALISED)
-    assert len(executor.execute(plan_of(chunk)).sampled) == 1
+    assert len(execute(executor, plan_of(chunk)).sampled) == 1
     with pytest.raises(AssertionError, match=r"told \(1, 2, 3, 4, 6\); the cache holds \(1, 2, 3, 4, 5\)"):
-        executor.execute(plan_of(replace(chunk, sample=replace(PENALISED, output_ids=(4, 6)))))
+        execute(executor, plan_of(replace(chunk, sample=replace(PENALISED, output_ids=(4, 6)))))
 
 
 def test_bad_words_must_look_at_the_tokens_that_were_computed() -> None:
@@ -58,7 +59,7 @@ def test_bad_words_must_look_at_the_tokens_that_were_computed() -> None:
     sample = Sample(params=params, seeds=(0,), output_index=2, output_ids=(4, 6))
     chunk = Chunk(sequence_id=0, token_ids=(1, 2, 3, 4, 5), start=0, block_ids=(0, 1), sample=sample)
     with pytest.raises(AssertionError, match=r"told \(4, 6\); the cache holds \(4, 5\)"):
-        executor.execute(plan_of(chunk))
+        execute(executor, plan_of(chunk))
 
 
 def test_another_past_yields_other_log_probabilities() -> None:
@@ -67,7 +68,7 @@ def test_another_past_yields_other_log_probabilities() -> None:
     found = []
     for first in range(20):
         chunk = replace(chunk_of((first, 2, 3, 4, 5, 6), 0, (0, 1)), score=score)
-        found.append(executor.execute(plan_of(chunk)).scored[0].logprobs[0])
+        found.append(execute(executor, plan_of(chunk)).scored[0].logprobs[0])
     assert len(set(found)) == 20
 
 
@@ -83,7 +84,7 @@ def test_where_every_token_is_banned_by_bias_one_comes_all_the_same() -> None:
     params = SamplingParams(seed=0, logit_bias=tuple((token_id, -100.0) for token_id in range(4)))
     sample = Sample(params=params, seeds=(0,), output_index=0)
     chunk = replace(chunk_of((1, 2), 0, (0,)), sample=sample)
-    assert len(executor.execute(plan_of(chunk)).sampled[0].draws[0].token_ids) == 1
+    assert len(execute(executor, plan_of(chunk)).sampled[0].draws[0].token_ids) == 1
 
 
 def test_the_hook_sees_each_plan_and_may_end_the_step() -> None:
@@ -96,9 +97,9 @@ def test_the_hook_sees_each_plan_and_may_end_the_step() -> None:
 
     executor = FakeExecutor(CAPACITY, before_step=watch)
     plan = plan_of(chunk_of((1, 2), 0, (0,)))
-    executor.execute(plan)
+    execute(executor, plan)
     with pytest.raises(RuntimeError, match="broken"):
-        executor.execute(plan)
+        execute(executor, plan)
     assert seen == [plan, plan]
 
 
@@ -106,7 +107,7 @@ def test_every_id_lies_in_the_vocabulary_and_most_of_it_comes_up() -> None:
     executor = FakeExecutor(CAPACITY, vocabulary_size=10)
     sample = Sample(params=SamplingParams(seed=0), seeds=tuple(range(200)), output_index=0)
     chunk = replace(chunk_of((1, 2), 0, (0,)), sample=sample)
-    token_ids = tuple(draw.token_ids[0] for draw in executor.execute(plan_of(chunk)).sampled[0].draws)
+    token_ids = tuple(draw.token_ids[0] for draw in execute(executor, plan_of(chunk)).sampled[0].draws)
     assert set(token_ids) == set(range(10))  # fails for one seeding in 7e7; the seeds are fixed
 
 
@@ -115,5 +116,20 @@ def test_steps_end_no_closer_than_their_time_whatever_they_compute() -> None:
     executor = FakeExecutor(CAPACITY, step_s=0.02)
     begun_at = time.perf_counter()
     for start in range(3):
-        executor.execute(plan_of(chunk_of((1,), start, (0,))))
+        execute(executor, plan_of(chunk_of((1,), start, (0,))))
         assert time.perf_counter() - begun_at >= 0.02 * (start + 1)
+
+
+def test_steps_in_flight_together_take_their_time_one_after_the_other() -> None:
+    executor = FakeExecutor(replace(CAPACITY, max_flights=2), step_s=0.02)
+    begun_at = time.perf_counter()
+    first, second = (executor.begin(replace(plan_of(chunk_of((1,), 0, (0,))), step=step)) for step in range(2))
+    first.result()
+    assert time.perf_counter() - begun_at >= 0.02
+    second.result()
+    assert time.perf_counter() - begun_at >= 0.04
+
+
+def test_to_begin_a_step_is_not_to_wait_for_it() -> None:
+    executor = FakeExecutor(CAPACITY, step_s=1e6)
+    executor.begin(plan_of(chunk_of((1,), 0, (0,))))

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.executor import Executor
+from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample, Score, StepPlan, TokenLogprob
 from bakehouse_replica.model.constraint import Constraint
@@ -83,7 +83,7 @@ def prompt_logprobs(executor: Executor, n_top: int, ends: Sequence[int] = (39,))
     for start, end in pairwise((0, *ends)):
         score = Score(first_row=0, target_ids=PROMPT[start + 1 : end + 1], n_top=n_top)
         plan = StepPlan(step=0, copies=(), chunks=(chunk_of(PROMPT[:end], start=start, score=score),))
-        result = executor.execute(plan)
+        result = execute(executor, plan)
         assert result.sampled == ()
         found += result.scored[0].logprobs
     return found
@@ -114,7 +114,7 @@ def test_output_logprobs_equal_transformers_log_softmax_whatever_adjusts_the_dra
 ) -> None:
     params = SamplingParams(temperature=1.7, top_k=30, presence_penalty=1.0, logit_bias=((4, 5.0),), logprobs=7)
     sample = Sample(params=params, seeds=tuple(range(20)), output_index=2, output_ids=PROMPT[-2:])
-    (sampled,) = executor.execute(StepPlan(step=0, copies=(), chunks=(chunk_of(PROMPT, sample=sample),))).sampled
+    (sampled,) = execute(executor, StepPlan(step=0, copies=(), chunks=(chunk_of(PROMPT, sample=sample),))).sampled
     drawn_ids = [draw.token_ids[0] for draw in sampled.draws]
     assert len(set(drawn_ids)) > 1
     found = [draw.logprobs[0] for draw in sampled.draws]
@@ -143,7 +143,7 @@ def generate(executor: Executor, samples: Sequence[Sample], n_tokens: int) -> li
             )
             for row, sample in enumerate(samples)
         )
-        result = executor.execute(StepPlan(step=index, copies=(), chunks=chunks))
+        result = execute(executor, StepPlan(step=index, copies=(), chunks=chunks))
         tokens = [(*ids, *sampled.draws[0].token_ids) for ids, sampled in zip(tokens, result.sampled, strict=True)]
     return [ids[7:] for ids in tokens]
 
@@ -193,6 +193,6 @@ def test_a_grammar_is_compiled_before_the_request_is_added(tiny_llama_folder: Pa
 
 def test_a_prompt_without_output_is_scored_and_nothing_is_drawn(executor: Executor) -> None:
     score = Score(first_row=0, target_ids=PROMPT[1:], n_top=1)  # not of the last row, which predicts output
-    result = executor.execute(StepPlan(step=0, copies=(), chunks=(chunk_of(PROMPT, score=score),)))
+    result = execute(executor, StepPlan(step=0, copies=(), chunks=(chunk_of(PROMPT, score=score),)))
     assert result.sampled == ()
     assert len(result.scored[0].logprobs) == len(PROMPT) - 1

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
+from bakehouse_replica.core.executor import execute
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import Capacity, Chunk, Draw, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.scripted import ScriptedExecutor
@@ -29,7 +30,7 @@ def executor_of(**changes: object) -> ScriptedExecutor:
 
 
 def step(executor: ScriptedExecutor, *chunks: Chunk) -> StepResult:
-    return executor.execute(StepPlan(step=0, copies=(), chunks=chunks))
+    return execute(executor, StepPlan(step=0, copies=(), chunks=chunks))
 
 
 def draws(

@@ -1,0 +1,39 @@
+"""What tests of Triton kernels share; `tests/conftest.py` has them run in Triton's interpreter."""
+
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed: it exists for Linux only")
+
+# bfloat16 has 8 bits: one rounding is off by 2^-9 of the number, and numbers that were rounded to even differently
+# by 2^-8; float32 sums of up to some 1000 terms in another order differ by a few units of 2^-23 of the largest.
+TOLERANCE = {torch.float32: (5e-6, 2e-5), torch.bfloat16: (1e-2, 2**-7)}
+
+
+class Close(Protocol):
+    """Assert equal shapes and dtypes, and values within the dtype's tolerance; NaN is close to NaN alone."""
+
+    def __call__(self, actual: Tensor, expected: Tensor, *, absolute: float | None = None) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def close() -> Close:
+    def check(actual: Tensor, expected: Tensor, *, absolute: float | None = None) -> None:
+        assert actual.dtype == expected.dtype, f"{actual.dtype} instead of {expected.dtype}"
+        default, relative = TOLERANCE[expected.dtype]
+        torch.testing.assert_close(
+            actual, expected, atol=default if absolute is None else absolute, rtol=relative, equal_nan=True
+        )
+
+    return check
+
+
+@pytest.fixture
+def compiled_environment() -> Mapping[str, str]:
+    """The environment of a process in which kernels are compiled."""
+    return {**os.environ, "TRITON_INTERPRET": "0"}
