@@ -17,7 +17,7 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_kernels.layout import SURVEY_BLOCK
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.noise import noise_key, race, race_of_blocks
 from bakehouse_replica.model.sampler import draw
@@ -105,7 +105,7 @@ def logits_of_a_text(model: str, ops: Ops) -> Tensor:
             block_ids=tuple(range(n_blocks)),
             sample=sample,
         )
-        batch = build_batch((chunk,), block_size=block_size, device=CPU)
+        batch = build_batch(flatten((chunk,)), block_size=block_size, device=CPU)
         logits_RV = decoder.logits(decoder.forward(batch, cache, batch.sample_at_R))
         ((drawn,),) = draw(ops, logits_RV, [sample], [position + 1])
         token_ids = drawn.token_ids

@@ -17,7 +17,7 @@ import torch
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import Capacity, Draw, Request, Sampled, SchedulingPolicy, StepPlan, StepResult
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 
 BLOCK_SIZE = 16
 N_STEP_TOKENS = 64 * 1024  # prefill is over in a few steps
@@ -64,7 +64,7 @@ def _run(scheduler: Scheduler, n_steps: int, refill: Callable[[], None]) -> tupl
         planned_after_s = process_time() - begun_at
         assert plan is not None
         begun_at = process_time()
-        build_batch(plan.chunks, block_size=BLOCK_SIZE, device=CPU)
+        build_batch(flatten(plan.chunks), block_size=BLOCK_SIZE, device=CPU)
         building_s.append(process_time() - begun_at)
         result = _result(plan)
         begun_at = process_time()

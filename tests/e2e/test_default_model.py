@@ -8,7 +8,7 @@ from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, ModelSource, Sample
 from bakehouse_replica.generation import generation_defaults
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.checkpoint import open_checkpoint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.spec import ModelSpec, read_spec
@@ -78,7 +78,7 @@ def greedy(
             block_ids=tuple(range(8)),
             sample=Sample(params=SamplingParams(), seeds=(0,), output_index=len(chosen)),
         )
-        x_TE = decoder.forward(build_batch((chunk,), block_size=16, device=CPU), cache)
+        x_TE = decoder.forward(build_batch(flatten((chunk,)), block_size=16, device=CPU), cache)
         logits_RV = decoder.logits(x_TE[-1:])
         start += len(token_ids)
         token_ids = (int(logits_RV[0].argmax()),)

@@ -12,7 +12,7 @@ from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, Chunk, ModelSource, Sample
 from bakehouse_replica.executors.in_process import build_executor
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.constraint import ConstraintSource
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.spec import ModelSpec, read_spec
@@ -85,7 +85,7 @@ def paged_logits(
             )
             for s in active
         )
-        batch = build_batch(chunks, block_size=BLOCK_SIZE, device=CPU)
+        batch = build_batch(flatten(chunks), block_size=BLOCK_SIZE, device=CPU)
         logits_RV = decoder.logits(decoder.forward(batch, cache)[batch.sample_at_R])
         for row, s in enumerate(active):
             found[s][ends[s] - 1] = logits_RV[row]

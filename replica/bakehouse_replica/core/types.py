@@ -97,7 +97,8 @@ class Chunk:
     """The tokens `token_ids` of one sequence at positions `start`, `start + 1`, …: prefill and decode alike.
 
     `block_ids` is the whole block table up to the chunk's last position: position p lives in slot
-    `p % block_size` of block `block_ids[p // block_size]`.
+    `p % block_size` of block `block_ids[p // block_size]`. `follows_draw`: the one token is not known yet, and
+    `token_ids` is (0,): it is what the step before, `plan.step - 1`, draws for the same sequence.
     """
 
     sequence_id: int
@@ -106,6 +107,7 @@ class Chunk:
     block_ids: tuple[int, ...]
     sample: Sample | None = None
     score: Score | None = None
+    follows_draw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

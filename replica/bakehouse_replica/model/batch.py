@@ -1,7 +1,9 @@
-"""Turns a step plan into the index tensors of one forward pass: the only place where ids become tensors.
+"""Turns a step's chunks into the index tensors of one forward pass: the only place where ids become tensors.
+
+First into arrays end to end, which say what the chunks say and can cross to another process, then into tensors.
 
 Shape legend in `bakehouse_kernels.layout`; R counts the rows after which tokens are drawn, Q those that score
-prompt tokens, S1 is S + 1.
+prompt tokens, S1 is S + 1, A all entries of all block tables.
 """
 
 from array import array
@@ -11,9 +13,30 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bakehouse_replica.core.types import Chunk
+
+Indices = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatChunks:
+    """What a forward pass needs of the chunks of one step, which stand end to end in their order.
+
+    `score_at` lists the rows, of all the step's T, that predict the target of a `Score`.
+    """
+
+    token_ids_T: Indices
+    n_tokens_S: Indices
+    start_S: Indices
+    n_blocks_S: Indices
+    block_ids_A: Indices
+    wants_sample_S: Flags
+    follows_draw_S: Flags
+    score_at_Q: Indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,66 +46,79 @@ class BatchTensors:
     Chunk s owns the rows `query_start[s] : query_start[s + 1]`, the last positions of a context of
     `context_len[s]` tokens. `slots` are where each token's key and value go. `sample_at` lists the rows after
     which tokens are drawn, `score_at` those that predict the target of a `Score`, both in the plan's order.
-    Entries of `block_table` beyond a chunk's own blocks are 0 and never read.
+    Entries of `block_table` beyond a chunk's own blocks are 0 and never read. What `Ops.plan_attention` reads
+    stays on the host.
     """
 
     token_ids_T: Tensor  # int64
     positions_T: Tensor  # int64
     slots_T: Tensor  # int64
-    query_start_S1: Tensor  # int32
-    context_len_S: Tensor  # int32
-    block_table_SB: Tensor  # int32
+    query_start_S1: Tensor  # int32, on the host
+    context_len_S: Tensor  # int32, on the host
+    block_table_SB: Tensor  # int32, on the host
     sample_at_R: Tensor  # int64
     score_at_Q: Tensor  # int64
 
 
-def build_batch(chunks: tuple[Chunk, ...], *, block_size: int, device: torch.device) -> BatchTensors:
-    """The tensors of `chunks`, of which there is at least one, each with at least one token."""
-    n_tokens_S = np.fromiter((len(chunk.token_ids) for chunk in chunks), np.int64, len(chunks))
-    start_S = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-    wants_sample_S = np.fromiter((chunk.sample is not None for chunk in chunks), np.bool_, len(chunks))
-    query_start_S1 = np.zeros(len(chunks) + 1, np.int64)
-    np.cumsum(n_tokens_S, out=query_start_S1[1:])
-    n_rows = int(query_start_S1[-1])
-    token_ids_T = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, n_rows)
-    block_table_SB = _block_table(chunks)
-
-    chunk_of_T = np.repeat(np.arange(len(chunks)), n_tokens_S)
-    positions_T = np.arange(n_rows) + (start_S - query_start_S1[:-1])[chunk_of_T]
-    block_T = block_table_SB[chunk_of_T, positions_T // block_size].astype(np.int64)
-    slots_T = block_T * block_size + positions_T % block_size
-    sample_at_R = query_start_S1[1:][wants_sample_S] - 1
-
-    def move(array: np.ndarray, dtype: type[np.integer]) -> Tensor:
-        return torch.from_numpy(array.astype(dtype, copy=False)).to(device)
-
-    return BatchTensors(
-        token_ids_T=move(token_ids_T, np.int64),
-        positions_T=move(positions_T, np.int64),
-        slots_T=move(slots_T, np.int64),
-        query_start_S1=move(query_start_S1, np.int32),
-        context_len_S=move(start_S + n_tokens_S, np.int32),
-        block_table_SB=move(block_table_SB, np.int32),
-        sample_at_R=move(sample_at_R, np.int64),
-        score_at_Q=move(_score_rows(chunks, query_start_S1), np.int64),
+def flatten(chunks: tuple[Chunk, ...]) -> FlatChunks:
+    """`chunks`, of which there is at least one, each with at least one token."""
+    n_chunks = len(chunks)
+    token_ids_of = [chunk.token_ids for chunk in chunks]
+    block_ids_of = [chunk.block_ids for chunk in chunks]
+    n_tokens_S = np.fromiter(map(len, token_ids_of), np.int32, n_chunks)
+    return FlatChunks(
+        token_ids_T=np.fromiter(chain.from_iterable(token_ids_of), np.int32, int(n_tokens_S.sum())),
+        n_tokens_S=n_tokens_S,
+        start_S=np.fromiter([chunk.start for chunk in chunks], np.int32, n_chunks),
+        n_blocks_S=np.fromiter(map(len, block_ids_of), np.int32, n_chunks),
+        block_ids_A=np.frombuffer(b"".join(map(_packed, block_ids_of)), np.int32),
+        wants_sample_S=np.fromiter([chunk.sample is not None for chunk in chunks], np.bool_, n_chunks),
+        follows_draw_S=np.fromiter([chunk.follows_draw for chunk in chunks], np.bool_, n_chunks),
+        score_at_Q=_score_rows(chunks, n_tokens_S),
     )
 
 
-def _score_rows(chunks: tuple[Chunk, ...], query_start_S1: np.ndarray) -> np.ndarray:
-    rows = [
-        begin + chunk.score.first_row + np.arange(len(chunk.score.target_ids))
-        for chunk, begin in zip(chunks, query_start_S1[:-1], strict=True)
-        if chunk.score is not None
-    ]
-    return np.concatenate(rows) if rows else np.zeros(0, np.int64)
+def build_batch(flat: FlatChunks, *, block_size: int, device: torch.device) -> BatchTensors:
+    """The tensors of a step, on `device` but for those of the host."""
+    n_chunks = len(flat.n_tokens_S)
+    query_start_S1 = np.zeros(n_chunks + 1, np.int32)
+    np.cumsum(flat.n_tokens_S, out=query_start_S1[1:])
+    block_table_SB = _block_table(flat.n_blocks_S, flat.block_ids_A)
+
+    chunk_of_T = np.repeat(np.arange(n_chunks), flat.n_tokens_S)
+    positions_T = np.arange(len(chunk_of_T)) + (flat.start_S - query_start_S1[:-1])[chunk_of_T]
+    block_T = block_table_SB[chunk_of_T, positions_T // block_size].astype(np.int64)
+    slots_T = block_T * block_size + positions_T % block_size
+    sample_at_R = query_start_S1[1:][flat.wants_sample_S] - 1
+
+    def move(indices: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(indices.astype(np.int64, copy=False)).to(device)
+
+    return BatchTensors(
+        token_ids_T=move(flat.token_ids_T),
+        positions_T=move(positions_T),
+        slots_T=move(slots_T),
+        query_start_S1=torch.from_numpy(query_start_S1),
+        context_len_S=torch.from_numpy(flat.start_S + flat.n_tokens_S),
+        block_table_SB=torch.from_numpy(block_table_SB),
+        sample_at_R=move(sample_at_R),
+        score_at_Q=move(flat.score_at_Q),
+    )
 
 
-def _block_table(chunks: tuple[Chunk, ...]) -> np.ndarray:
-    n_blocks_S = np.fromiter((len(chunk.block_ids) for chunk in chunks), np.int64, len(chunks))
-    flat = np.frombuffer(b"".join([_packed(chunk.block_ids) for chunk in chunks]), np.int32)
-    table = np.zeros((len(chunks), int(n_blocks_S.max())), np.int32)
-    # A boolean mask is filled row by row, which is the order of `flat`: no Python work per chunk.
-    table[np.arange(table.shape[1]) < n_blocks_S[:, None]] = flat
+def _score_rows(chunks: tuple[Chunk, ...], n_tokens_S: Indices) -> Indices:
+    scores = [(s, score) for s, chunk in enumerate(chunks) if (score := chunk.score) is not None]
+    if not scores:
+        return np.zeros(0, np.int32)
+    starts_S = n_tokens_S.cumsum() - n_tokens_S
+    rows = [starts_S[s] + score.first_row + np.arange(len(score.target_ids)) for s, score in scores]
+    return np.concatenate(rows).astype(np.int32)
+
+
+def _block_table(n_blocks_S: Indices, block_ids_A: Indices) -> Indices:
+    table = np.zeros((len(n_blocks_S), int(n_blocks_S.max())), np.int32)
+    # A boolean mask is filled row by row, which is the order of the ids: no Python work per chunk.
+    table[np.arange(table.shape[1], dtype=np.int32) < n_blocks_S[:, None]] = block_ids_A
     return table
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Score, Scored, StepPlan, TokenLogprob
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.logprobs import token_logprobs
@@ -52,7 +52,7 @@ class Runner:
         self._copy(plan.copies)
         if not plan.chunks:
             return (), ()
-        batch = build_batch(plan.chunks, block_size=self._cache.block_size, device=self._device)
+        batch = build_batch(flatten(plan.chunks), block_size=self._cache.block_size, device=self._device)
         if _is_repeatable(plan.chunks):
             return self._draw(plan.chunks, self._recorded.forward(batch)), ()
         n_drawn = len(batch.sample_at_R)

@@ -6,13 +6,13 @@ from random import Random
 import torch
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample, Score
-from bakehouse_replica.model.batch import BatchTensors, build_batch
+from bakehouse_replica.model.batch import BatchTensors, build_batch, flatten
 
 SAMPLE = Sample(params=SamplingParams(), seeds=(0,), output_index=0)
 
 
 def batch_of(*chunks: Chunk, block_size: int = 4) -> BatchTensors:
-    return build_batch(chunks, block_size=block_size, device=torch.device("cpu"))
+    return build_batch(flatten(chunks), block_size=block_size, device=torch.device("cpu"))
 
 
 def chunk(token_ids: tuple[int, ...], start: int, block_ids: tuple[int, ...], *, samples: bool = True) -> Chunk:
@@ -70,3 +70,24 @@ def test_every_slot_lies_in_the_block_that_the_table_names_for_its_position() ->
         c.block_ids[p // 16] * 16 + p % 16 for c in chunks for p in range(c.start, c.start + len(c.token_ids))
     ]
     assert batch.slots_T.tolist() == expected
+
+
+def test_flat_chunks_hold_what_the_chunks_say_in_arrays_that_can_cross_to_another_process() -> None:
+    waiting = replace(chunk((0,), 8, (4, 1, 9)), follows_draw=True)
+    flat = flatten((chunk((11, 12, 13), 3, (7, 2), samples=False), waiting))
+    assert flat.token_ids_T.tolist() == [11, 12, 13, 0]
+    assert flat.n_tokens_S.tolist() == [3, 1]
+    assert flat.start_S.tolist() == [3, 8]
+    assert flat.n_blocks_S.tolist() == [2, 3]
+    assert flat.block_ids_A.tolist() == [7, 2, 4, 1, 9]
+    assert flat.wants_sample_S.tolist() == [False, True]
+    assert flat.follows_draw_S.tolist() == [False, True]
+    assert {getattr(flat, name).dtype.name for name in flat.__slots__} == {"int32", "bool"}
+
+
+def test_what_the_attention_plan_reads_stays_on_the_host() -> None:
+    flat = flatten((chunk((1,), 0, (0,)),))
+    batch = build_batch(flat, block_size=4, device=torch.device("meta"))
+    host = {tensor.device.type for tensor in (batch.query_start_S1, batch.context_len_S, batch.block_table_SB)}
+    device = {tensor.device.type for tensor in (batch.token_ids_T, batch.positions_T, batch.slots_T)}
+    assert (host, device) == ({"cpu"}, {"meta"})

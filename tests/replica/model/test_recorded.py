@@ -9,7 +9,7 @@ from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.packing import WeightFormat
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.recorded import RecordedSteps
 from decoding import BLOCK_SIZE, CPU, load, open_model
@@ -62,7 +62,8 @@ def test_steps_of_sequences_that_come_and_go_are_equal(
     lengths = dict.fromkeys(range(8), 0)
     for _ in range(N_STEPS):
         running = sorted(random.sample(range(8), random.randint(1, 8)))
-        batch = build_batch(chunks_of({s: lengths[s] for s in running}, random), block_size=BLOCK_SIZE, device=CPU)
+        flat = flatten(chunks_of({s: lengths[s] for s in running}, random))
+        batch = build_batch(flat, block_size=BLOCK_SIZE, device=CPU)
         for s in running:
             lengths[s] += 1
         assert torch.equal(recorded.forward(batch), decoder.forward(batch, called))

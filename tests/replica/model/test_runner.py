@@ -10,7 +10,7 @@ from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Chunk, Draw, Sample, Sampled, Score, StepPlan, TokenLogprob
-from bakehouse_replica.model.batch import build_batch
+from bakehouse_replica.model.batch import build_batch, flatten
 from bakehouse_replica.model.constraint import Constraint, ConstraintFailure, ConstraintSource
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.logprobs import token_logprobs
@@ -71,7 +71,7 @@ def runner_of(decoder: Decoder, cache: KVCache, constraints: ConstraintSource | 
 def prompt_logits(decoder: Decoder) -> Tensor:
     """A row for each token of the prompt."""
     chunk = prompt_chunk((0,), SamplingParams())
-    return decoder.logits(decoder.forward(build_batch((chunk,), block_size=4, device=CPU), new_cache()))
+    return decoder.logits(decoder.forward(build_batch(flatten((chunk,)), block_size=4, device=CPU), new_cache()))
 
 
 def prompt_chunk(seeds: tuple[int, ...], params: SamplingParams) -> Chunk:
