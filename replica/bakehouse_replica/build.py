@@ -5,15 +5,19 @@ from collections.abc import Callable
 import torch
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import kv_dtype_of, load_executor
+from bakehouse_replica.executors.in_process import InProcessExecutor, kv_dtype_of, load_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.tensor_parallel import RankPlaces, TensorParallelExecutor, gather, lead
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_replica.model.collective import Collective
 from bakehouse_replica.model.grammar import GrammarStore
+from bakehouse_replica.model.sharding import check_sizes
 from bakehouse_replica.model.sizing import choose_max_model_len
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.script import read_script
@@ -28,14 +32,19 @@ SCRIPTED_KV_BYTES = 64 * 1024**2
 
 
 def build_engine(
-    settings: ReplicaSettings, *, replica_id: str, on_failure: Callable[[str], None] | None = None
+    settings: ReplicaSettings,
+    *,
+    replica_id: str,
+    on_failure: Callable[[str], None] | None = None,
+    ranks: RankPlaces | None = None,
 ) -> Engine:
     """An engine that is ready to be started: files found, weights loaded, kernels compiled.
 
-    Raises `StartupError` where this cannot be had on this machine. `on_failure`: see `Engine`.
+    Raises `StartupError` where this cannot be had on this machine. `on_failure`: see `Engine`. `ranks`: where
+    those of a tensor-parallel replica run; by default in processes of this machine.
     """
     files = open_source(settings.source)
-    executor, vocabulary_size, max_model_len = _executor(settings, files)
+    executor, vocabulary_size, max_model_len = _executor(settings, files, ranks or RankPlaces())
     capacity = executor.capacity
     card = ReplicaCard(
         replica_id=replica_id,
@@ -54,7 +63,10 @@ def build_engine(
         max_prefill_tokens=settings.max_prefill_tokens,
         max_waiting_requests=settings.max_waiting_requests,
     )
-    return Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+    engine = Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+    if isinstance(executor, TensorParallelExecutor):
+        executor.tell_of_loss(engine.fail)
+    return engine
 
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
@@ -68,8 +80,10 @@ def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     return digest if kv_dtype == torch.float32 else f"{digest}-{str(kv_dtype).removeprefix('torch.')}"
 
 
-def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:
+def _executor(settings: ReplicaSettings, files: ModelFiles, ranks: RankPlaces) -> tuple[Executor, int, int]:
     """The executor, the size of its vocabulary, and the longest context."""
+    if settings.tensor_parallel > 1 and (files.is_script or settings.executor == "fake"):
+        raise StartupError(f"--tensor-parallel is {settings.tensor_parallel}, but {files.name!r} runs no model")
     if files.is_script:
         script = read_script(files.path)
         max_model_len = choose_max_model_len(script.max_model_len, settings.max_model_len)
@@ -80,7 +94,13 @@ def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, i
     max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
     if settings.executor == "fake":
         return _fake_executor(settings, spec, max_model_len), spec.vocabulary_size, max_model_len
-    loaded = load_executor(settings, files, spec, max_model_len, constraints=_grammars(files, spec))
+    check_sizes(spec, settings.tensor_parallel)
+
+    def load(collective: Collective | None = None) -> InProcessExecutor:
+        grammars = _grammars(files, spec)
+        return load_executor(settings, files, spec, max_model_len, constraints=grammars, collective=collective)
+
+    loaded = load() if settings.tensor_parallel == 1 else gather(lead(settings, ranks), load)
     return loaded, spec.vocabulary_size, max_model_len
 
 
