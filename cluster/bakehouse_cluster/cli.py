@@ -38,6 +38,7 @@ Dtype = Annotated[
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
 KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float32 or float16.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+TensorParallel = Annotated[int | None, typer.Option(help="Ranks that share one copy of the model; 1 by default.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
@@ -77,6 +78,7 @@ def serve(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     chat_template: ChatTemplate = None,
@@ -100,6 +102,7 @@ def serve(
         "model.kv_dtype": kv_dtype,
         "model.device": device,
         "replica.kv_memory": kv_memory,
+        "replica.tensor_parallel": tensor_parallel,
     }
     sys.exit(serving.serve(load_config(config, overrides), Stages(Console(stderr=True))))
 
@@ -116,6 +119,7 @@ def generate(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -130,6 +134,7 @@ def generate(
         "model.kv_dtype": kv_dtype,
         "model.device": device,
         "replica.kv_memory": kv_memory,
+        "replica.tensor_parallel": tensor_parallel,
     }
     # Loads torch, which `serve` must not wait for.
     from bakehouse_cluster import generating
@@ -157,6 +162,7 @@ def chat(
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
     device: Device = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -182,6 +188,7 @@ def chat(
             "model.device": device,
             "model.revision": revision,
             "replica.kv_memory": kv_memory,
+            "replica.tensor_parallel": tensor_parallel,
         }
         tree = load_config(config, overrides)
         with Stages(console).stage(f"model {tree.model.source}"):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
-from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.errors import BakehouseError, StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
@@ -27,6 +27,7 @@ from bakehouse_replica.tokenizer_files import load_tokenizer
 from bakehouse_replica.vocabulary import vocabulary_of
 
 FAKE_BLOCK_SIZE = 16
+LOCAL_RANKS = RankPlaces()
 # By default a script's pool holds `max_sequences` of the longest, or as many of them as this does, at least one.
 SCRIPTED_KV_BYTES = 64 * 1024**2
 
@@ -36,7 +37,7 @@ def build_engine(
     *,
     replica_id: str,
     on_failure: Callable[[str], None] | None = None,
-    ranks: RankPlaces | None = None,
+    ranks: RankPlaces = LOCAL_RANKS,
 ) -> Engine:
     """An engine that is ready to be started: files found, weights loaded, kernels compiled.
 
@@ -44,7 +45,7 @@ def build_engine(
     those of a tensor-parallel replica run; by default in processes of this machine.
     """
     files = open_source(settings.source)
-    executor, vocabulary_size, max_model_len = _executor(settings, files, ranks or RankPlaces())
+    executor, vocabulary_size, max_model_len = _executor(settings, files, ranks)
     capacity = executor.capacity
     card = ReplicaCard(
         replica_id=replica_id,
@@ -65,8 +66,14 @@ def build_engine(
     )
     engine = Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
     if isinstance(executor, TensorParallelExecutor):
-        executor.tell_of_loss(engine.fail)
+        executor.tell_of_loss(lambda loss: _lose(engine, ranks, loss))
     return engine
+
+
+def _lose(engine: Engine, ranks: RankPlaces, loss: BakehouseError) -> None:
+    engine.fail(loss)
+    if ranks.on_loss is not None:
+        ranks.on_loss(str(loss))
 
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:

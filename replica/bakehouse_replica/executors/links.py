@@ -6,6 +6,8 @@ Nothing is pickled. Who connects proves by a secret that it has been started by 
 """
 
 import hmac
+import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +24,8 @@ from bakehouse_replica.executors.control import (
     read_header,
 )
 
+logger = logging.getLogger(__name__)
+
 SECRET_BYTES = 32
 # How soon rank 0, while it waits for the others to come, sees that one of them never will.
 POLL_S = 0.2
@@ -29,7 +33,7 @@ POLL_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
 # So that a step ahead of the one that runs fits in: 256 sequences of 128 blocks are 140 kB.
 _BUFFER_BYTES = 1 << 20
-_HELLO_WORDS = 2
+_HELLO_WORDS = 3
 _REPORT_WORDS = 5
 
 
@@ -135,8 +139,10 @@ class Reception:
             return None
         if said is None or not hmac.compare_digest(said[:SECRET_BYTES], self._secret):
             return None
-        rank, channel = np.frombuffer(said[SECRET_BYTES:], np.int32).tolist()
+        rank, channel, process_id = np.frombuffer(said[SECRET_BYTES:], np.int32).tolist()
         _tune(connection)
+        if channel == Channel.REPORTS:
+            logger.info("rank %d is process %d at %s", rank, process_id, connection.getpeername()[0])
         return rank, Channel(channel)
 
 
@@ -146,7 +152,7 @@ def join(invitation: Invitation, rank: int) -> Link:
     for channel in Channel:
         connection = socket.create_connection((invitation.host, invitation.port))
         _tune(connection)
-        connection.sendall(invitation.secret + np.array((rank, channel), np.int32).tobytes())
+        connection.sendall(invitation.secret + np.array((rank, channel, os.getpid()), np.int32).tobytes())
         connections.append(connection)
     return Link(orders=connections[Channel.ORDERS], reports=connections[Channel.REPORTS])
 

@@ -1,8 +1,8 @@
 """The executor whose model is shared by several ranks; this process is rank 0, which plans, draws and answers.
 
 Rank 0 starts the others by whatever `StartRanks` it is given and waits for them, all load their parts, and then
-each step is an order that goes out before rank 0 begins its own part. A `Watch` looks after the ranks: where one is
-lost so is the replica, with an error that names it, be it in a step or in idle hours.
+each step is an order that goes out before rank 0 begins its own part. A `Watch` looks after the ranks: where one
+is lost so is the replica, with an error that names it, be it in a step or in idle hours.
 """
 
 import secrets
@@ -31,10 +31,14 @@ OnLoss = Callable[[BakehouseError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlaces:
-    """Where ranks run: what starts them, and the address at which they reach this process."""
+    """Where ranks run: what starts them, and the address at which they reach this process.
+
+    `on_loss` is told, as the engine is, when one is lost.
+    """
 
     start: StartRanks = LocalRanks
     host: str = LOOPBACK
+    on_loss: Callable[[str], None] | None = None
 
 
 class Leader:
