@@ -134,7 +134,7 @@ class RankActors:
             options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
             made = ray.remote(RankActor).options(scheduling_strategy=place, **options).remote()
             self._actors.append(cast("ActorHandle[RankActor]", made))
-        self._runs = [
+        self._runs: list[ray.ObjectRef[None]] = [
             actor.run.remote(settings, invitation, rank) for rank, actor in enumerate(self._actors, start=1)
         ]
 

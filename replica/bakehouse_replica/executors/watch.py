@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # A rank that another one has left hears of it first where both are on its machine: the other is the one to name.
 _BEREFT_GRACE_S = 1.0
 _POLLS_PER_LIMIT = 8
-_LONGEST_POLL_S = 0.25
+_LONGEST_POLL_S = 0.1
 
 
 class Watch:
