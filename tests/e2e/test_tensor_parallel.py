@@ -24,6 +24,7 @@ MODEL_LIMITS = ("--max-model-len", "1024", "--kv-memory", "256MiB")
 N_PROMPTS, N_TOKENS = 24, 12
 # Ranks add their products up in another order than one process does; a closer race than this is no error.
 EXCUSED_MARGIN = 1e-3
+# On cores that nobody else wants. On others a group may take as long as the first one did, Ray's start included.
 REPLACED_WITHIN_S = 30.0
 # What a program that joins the server's Ray finds there.
 LEFT_IN_RAY = """
@@ -131,6 +132,11 @@ def left_in_ray(server: Server) -> dict[str, object]:
     return left
 
 
+def started_within_s(server: Server) -> float:
+    """What the stages of the start took together, as the server tells."""
+    return sum(map(float, re.findall(r"\(([\d.]+) s\)", server.log.read_text())))
+
+
 def stream_until_killed(server: Server, victim: psutil.Process) -> list[str]:
     """The lines of a stream in whose midst `victim` is killed."""
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -154,12 +160,13 @@ def test_a_killed_rank_is_named_and_its_group_is_replaced_whole(server: Server) 
     assert "rank 1 has died" in replica_log(server)
     # Only then is `/ready` that of a new group.
     wait_until(lambda: gone(group), 15, "the old group is gone")
-    wait_until(lambda: answers_ready(server), REPLACED_WITHIN_S, "a new group serves")
+    limit_s = max(REPLACED_WITHIN_S, started_within_s(server))
+    wait_until(lambda: answers_ready(server), limit_s, "a new group serves")
     answer = server.sdk.completions.create(
         model="smollm2", prompt="The capital of France is", max_tokens=8, temperature=0
     )
     print(f"replaced and answered after {time.monotonic() - killed_s:.1f} s")
-    assert time.monotonic() - killed_s < REPLACED_WITHIN_S
+    assert time.monotonic() - killed_s < limit_s
     assert "Paris" in answer.choices[0].text
 
     assert left_in_ray(server) == {"groups": ["REMOVED", "CREATED"], "ranks": 2}

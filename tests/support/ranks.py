@@ -1,4 +1,4 @@
-"""Ranks of a tensor-parallel executor as threads of the test's own process: real sockets, gloo, orders and reports."""
+"""Ranks of a tensor-parallel executor as threads of the test's own process, over real sockets and gloo."""
 
 import threading
 from collections.abc import Callable

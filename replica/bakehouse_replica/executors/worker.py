@@ -85,6 +85,11 @@ class Reporter:
             except OSError:
                 self._is_orphaned.set()
 
+    def check(self) -> None:
+        """Raises `CollectiveError` where rank 0 has gone, so that nobody waits for it within a step."""
+        if self._is_orphaned.is_set():
+            raise CollectiveError("rank 0 has gone")
+
     def end(self) -> None:
         """This rank has ended by itself."""
         self._has_ended.set()
@@ -137,7 +142,7 @@ def _take_part(
         port=invitation.store_port,
         own_host=link.orders.getsockname()[0],
     )
-    collective = Group(meeting, device, check=lambda: None)
+    collective = Group(meeting, device, reporter.check)
     reporter.collective = collective
     follower = load(collective)
     while (order := receive_order(link.orders, expected=reporter.step + 1)) is not None:
