@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 SECRET_BYTES = 32
 # How soon rank 0, while it waits for the others to come, sees that one of them never will.
 POLL_S = 0.2
+# Whoever watches has named the lost rank before an operation gives up, after so many of the watch's limits.
+STEP_LIMITS = 2.0
 # Whoever connects says at once who it is.
 _HELLO_TIMEOUT_S = 5.0
 # So that a step ahead of the one that runs fits in: 256 sequences of 128 blocks are 140 kB.

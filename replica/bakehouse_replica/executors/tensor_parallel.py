@@ -16,7 +16,7 @@ from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.control import StepOrder, encode
 from bakehouse_replica.executors.in_process import InProcessExecutor
-from bakehouse_replica.executors.links import SECRET_BYTES, Invitation, Reception, hang_up, send_order
+from bakehouse_replica.executors.links import SECRET_BYTES, STEP_LIMITS, Invitation, Reception, hang_up, send_order
 from bakehouse_replica.executors.local_ranks import LocalRanks, Ranks, StartRanks
 from bakehouse_replica.executors.watch import Watch
 from bakehouse_replica.model.batch import flatten
@@ -56,6 +56,7 @@ class Leader:
         """Returns once all ranks have joined; raises `StartupError` where one cannot."""
         self._on_loss: OnLoss | None = None
         self._number = 0
+        self.timeout_s = timeout_s
         secret = secrets.token_bytes(SECRET_BYTES)
         reception = Reception(host, secret)
         store, store_port = open_store(host, size)
@@ -177,7 +178,9 @@ def lead(settings: ReplicaSettings, places: RankPlaces) -> Leader:
 def gather(leader: Leader, load_own: LoadOwn) -> TensorParallelExecutor:
     """Rank 0 loads its part while the others load theirs. Raises `StartupError` where one of them cannot."""
     try:
-        return TensorParallelExecutor(load_own(leader.collective), leader)
+        executor = TensorParallelExecutor(load_own(leader.collective), leader)
+        leader.collective.limit(STEP_LIMITS * leader.timeout_s)
+        return executor
     except CollectiveError as error:
         loss = leader.watch.explain(error)
         leader.close()

@@ -20,6 +20,7 @@ from bakehouse_replica.core.types import BlockCopy
 from bakehouse_replica.executors.control import ControlError
 from bakehouse_replica.executors.in_process import load_executor
 from bakehouse_replica.executors.links import (
+    STEP_LIMITS,
     Invitation,
     Link,
     Report,
@@ -92,6 +93,7 @@ class Reporter:
 
     def end(self) -> None:
         """This rank has ended by itself."""
+        self.collective = None
         self._has_ended.set()
 
     def wait_until_orphaned(self) -> None:
@@ -145,6 +147,7 @@ def _take_part(
     collective = Group(meeting, device, reporter.check)
     reporter.collective = collective
     follower = load(collective)
+    collective.limit(STEP_LIMITS * invitation.timeout_s)
     while (order := receive_order(link.orders, expected=reporter.step + 1)) is not None:
         reporter.step = order.number
         follower.follow(order.copies, order.flat)
@@ -168,6 +171,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     settings, invitation, rank = pickle.load(sys.stdin.buffer)
     serve_rank(settings, invitation, rank)
+    # Threads of a process group may still wait for a rank that is lost, and an orderly end would wait for them.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from torch.nn import functional
 
 # How soon a host that waits for other ranks sees that one of them is lost.
 _POLL = timedelta(milliseconds=200)
-# Nobody waits so long: whoever watches over the ranks has a time limit of its own, and knows names.
-_NEVER = timedelta(days=365)
+# Ranks may take as long to load their parts; before that there are operations, too.
+_START_LIMIT = timedelta(hours=2)
 
 
 class CollectiveError(Exception):
@@ -77,6 +77,10 @@ class Collective(Protocol):
         """The least of all ranks' `n`, agreed on by the hosts."""
         ...
 
+    def limit(self, timeout_s: float) -> None:
+        """From now on no operation of hosts waits longer, whatever becomes of the others."""
+        ...
+
     def abort(self) -> None:
         """Let operations that wait for a lost rank end, from any thread; none works any more."""
         ...
@@ -100,6 +104,9 @@ class Alone:
     def smallest(self, n: int) -> int:
         """It."""
         return n
+
+    def limit(self, timeout_s: float) -> None:
+        """Nothing."""
 
     def abort(self) -> None:
         """Nothing."""
@@ -141,7 +148,8 @@ class Group:
         self._n_begun = 0
         self._device = device
         store = store or TCPStore(meeting.host, meeting.port, meeting.size, is_master=False)
-        self._group = _group(store, meeting, device)
+        self._gloo = _gloo(store, meeting)
+        self._group = _group(store, meeting, device, self._gloo)
         if device.type == "cuda":
             self.sum_(
                 torch.zeros(1, device=device)
@@ -194,6 +202,10 @@ class Group:
         self._finish(self._group.allreduce([n_1], options), n_1.device)
         return int(n_1)
 
+    def limit(self, timeout_s: float) -> None:
+        """From now on no operation through gloo waits longer; before, ranks may be loading."""
+        self._gloo._set_default_timeout(timedelta(seconds=timeout_s))
+
     def abort(self) -> None:
         """End what is under way on the device; hosts that wait look at `check` by themselves."""
         if self._device.type == "cuda":
@@ -216,16 +228,19 @@ class Group:
             raise CollectiveError(f"rank {self._rank} has lost another rank: {error}") from error
 
 
-def _group(store: Store, meeting: Meeting, device: torch.device) -> ProcessGroup:
+def _gloo(store: Store, meeting: Meeting) -> ProcessGroupGloo:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    # By default gloo listens wherever this machine's name leads.
+    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_host)]
+    options._timeout = _START_LIMIT
+    return ProcessGroupGloo(PrefixStore("gloo", store), meeting.rank, meeting.size, options)
+
+
+def _group(store: Store, meeting: Meeting, device: torch.device, gloo: ProcessGroupGloo) -> ProcessGroup:
     """gloo for tensors of hosts, NCCL for those of `device` where it is a GPU."""
     kinds = ProcessGroup.BackendType
     group = ProcessGroup(store, meeting.rank, meeting.size)
     group._set_default_backend(kinds.NCCL if device.type == "cuda" else kinds.GLOO)
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    # By default gloo listens wherever this machine's name leads.
-    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_host)]
-    options._timeout = _NEVER
-    gloo = ProcessGroupGloo(PrefixStore("gloo", store), meeting.rank, meeting.size, options)
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
     if device.type == "cuda":
         from torch._C._distributed_c10d import ProcessGroupNCCL  # builds of torch for CPUs have none
