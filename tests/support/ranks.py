@@ -12,6 +12,7 @@ from bakehouse_replica.model.collective import Collective
 from bakehouse_replica.model.sharding import Shard, cut
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
+from torch import Tensor
 
 CPU = torch.device("cpu")
 JOIN_TIMEOUT_S = 30.0
@@ -52,16 +53,20 @@ def leader_of(size: int, load: LoadRank, timeout_s: float = 60.0) -> Leader:
 
 
 def part_of(weights: DecoderWeights, spec: ModelSpec, shard: Shard) -> DecoderWeights:
-    """One rank's part of weights that are in memory."""
+    """One rank's part of weights that are in memory and have no bias."""
+
+    def part(name: str, weight: Tensor) -> Tensor:
+        own = cut(name, weight, spec, shard)
+        assert own is not None, "no bias in such weights"
+        return own
 
     def layer_part(layer: LayerWeights) -> LayerWeights:
         whole = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        return LayerWeights(
-            **{name: cut(name, weight, spec, shard) for name, weight in whole.items() if weight is not None}
-        )
+        return LayerWeights(**{name: part(name, weight) for name, weight in whole.items() if weight is not None})
 
-    ends = {
-        name: cut(name, getattr(weights, name), spec, shard)
-        for name in ("embedding_VE", "final_norm_E", "head_VE")
-    }
-    return DecoderWeights(layers=tuple(map(layer_part, weights.layers)), **ends)  # type: ignore[arg-type]
+    return DecoderWeights(
+        embedding_VE=part("embedding_VE", weights.embedding_VE),
+        layers=tuple(map(layer_part, weights.layers)),
+        final_norm_E=part("final_norm_E", weights.final_norm_E),
+        head_VE=part("head_VE", weights.head_VE),
+    )

@@ -34,10 +34,12 @@ def rank_processes() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_two_processes_give_the_tokens_of_one(tiny_llama_folder: Path, kind: str) -> None:
-    options = {"quantize": "int8"} if kind == "int8" else {"dtype": kind}
+    quantize, dtype = ("int8", "auto") if kind == "int8" else ("none", kind)
     outputs = []
     for n_ranks in (1, 2):
-        with LLM(str(tiny_llama_folder), tensor_parallel=n_ranks, kv_memory="8MiB", **options) as llm:
+        with LLM(
+            str(tiny_llama_folder), tensor_parallel=n_ranks, kv_memory="8MiB", quantize=quantize, dtype=dtype
+        ) as llm:
             assert len(rank_processes()) == n_ranks - 1
             outputs.append([output.token_ids for output in llm.generate(PROMPTS, GREEDY)])
     assert not rank_processes()
