@@ -1,6 +1,8 @@
 """Builds the Serve application: gateways in front of replicas, from one configuration."""
 
 import secrets
+from math import floor
+from typing import Any
 
 from bakehouse_replica.actor import ReplicaActor
 from bakehouse_router.deployment import GatewayDeployment
@@ -17,6 +19,7 @@ MAX_ONGOING_REQUESTS = 4096
 HEALTH_CHECK_PERIOD_S = 1.0
 # A prefill step on a busy laptop may hold the process's lock for a while; three missed seconds would kill it.
 HEALTH_CHECK_TIMEOUT_S = 15.0
+RAY_SHARES = 10_000  # of a CPU: Ray counts no finer
 ROUTING_STATS_PERIOD_S = 0.5
 ROUTING_STATS_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
@@ -51,11 +54,19 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
-        env_vars["OMP_NUM_THREADS"] = str(config.replica.threads)
+        env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
+    bundle = rank_bundle(config)
     options: dict[str, object] = {
-        "num_cpus": 1.0 if config.replica.cpus is None else config.replica.cpus,
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
         "runtime_env": {"env_vars": env_vars},
     }
+    ranks: dict[str, Any] = {}
+    if config.replica.tensor_parallel > 1:
+        ranks = {
+            "placement_group_bundles": [bundle] * config.replica.tensor_parallel,
+            "placement_group_strategy": config.replica.rank_placement.upper(),
+        }
     return serve.deployment(
         name="Replica",
         num_replicas=config.server.replicas,
@@ -74,7 +85,15 @@ def _replica_deployment(config: Config) -> serve.Deployment:
         # Every gateway asks each replica for its status twice a second.
         logging_config={"enable_access_log": False},
         ray_actor_options=options,
+        **ranks,
     )(ReplicaActor)
+
+
+def rank_bundle(config: Config) -> dict[str, float]:
+    """What Ray reserves for each rank of a replica, of which the first is the replica's actor itself."""
+    cpus = 1.0 if config.replica.cpus is None else config.replica.cpus
+    bundle = {"CPU": floor(cpus / config.replica.tensor_parallel * RAY_SHARES) / RAY_SHARES}
+    return bundle | {"GPU": 1.0} if config.model.device == "cuda" else bundle
 
 
 def _gateway_deployment(config: Config) -> serve.Deployment:

@@ -4,6 +4,7 @@ from ipaddress import ip_address
 
 import psutil
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.source import ModelFiles
 from bakehouse_router.keys import read_keys
 
 from bakehouse_cluster.config import Config
@@ -19,6 +20,16 @@ def check_before_start(config: Config) -> None:
     config.gateway_settings()  # reads the chat template
     if config.gateway.keys is not None:
         read_keys(config.gateway.keys)
+
+
+def check_ranks(config: Config, files: ModelFiles) -> None:
+    """Raises `StartupError` where the model cannot be shared by as many ranks as are asked for."""
+    if config.replica.tensor_parallel > 1 and not files.is_script:
+        # Loads torch and transformers, which a server of whole models need not wait for.
+        from bakehouse_replica.model.sharding import check_sizes
+        from bakehouse_replica.model.spec import read_spec
+
+        check_sizes(read_spec(files), config.replica.tensor_parallel)
 
 
 def is_loopback(host: str) -> bool:

@@ -40,6 +40,7 @@ KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float3
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Weights = Annotated[str | None, typer.Option(help="dummy for random ones, made from config.json alone.")]
 Overlap = Annotated[str | None, typer.Option(help="Plan a step while one runs: on, off; auto: on a GPU.")]
+TensorParallel = Annotated[int | None, typer.Option(help="Ranks that share one copy of the model; 1 by default.")]
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
@@ -81,6 +82,7 @@ def serve(
     device: Device = None,
     weights: Weights = None,
     overlap: Overlap = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     chat_template: ChatTemplate = None,
@@ -106,6 +108,7 @@ def serve(
         "model.weights": weights,
         "replica.kv_memory": kv_memory,
         "replica.overlap": overlap,
+        "replica.tensor_parallel": tensor_parallel,
     }
     sys.exit(serving.serve(load_config(config, overrides), Stages(Console(stderr=True))))
 
@@ -124,6 +127,7 @@ def generate(
     device: Device = None,
     weights: Weights = None,
     overlap: Overlap = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -140,6 +144,7 @@ def generate(
         "model.weights": weights,
         "replica.kv_memory": kv_memory,
         "replica.overlap": overlap,
+        "replica.tensor_parallel": tensor_parallel,
     }
     # Loads torch, which `serve` must not wait for.
     from bakehouse_cluster import generating
@@ -168,6 +173,7 @@ def chat(
     kv_dtype: KvDtype = None,
     device: Device = None,
     weights: Weights = None,
+    tensor_parallel: TensorParallel = None,
     revision: Revision = None,
     chat_template: ChatTemplate = None,
 ) -> None:
@@ -194,6 +200,7 @@ def chat(
             "model.weights": weights,
             "model.revision": revision,
             "replica.kv_memory": kv_memory,
+            "replica.tensor_parallel": tensor_parallel,
         }
         tree = load_config(config, overrides)
         with Stages(console).stage(f"model {tree.model.source}"):

@@ -60,9 +60,11 @@ class ModelSection(_Section):
 class ReplicaSection(_Section):
     """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
 
-    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `executor` `fake` draws
-    tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs. `overlap`:
-    the next step is planned while one runs; `auto` on a GPU.
+    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `tensor_parallel`: ranks
+    that share one replica's model, memory, CPUs and threads, each with a GPU of its own where there are GPUs;
+    `rank_placement`: all on one node, or on several where one has no room. A rank that is silent for
+    `rank_timeout_s` is lost. `executor` `fake` draws tokens without a model, in steps of `fake_step_ms`: it shows
+    what everything around a model costs. `overlap`: the next step is planned while one runs; `auto` on a GPU.
     """
 
     kv_memory: Size | None = None
@@ -73,6 +75,9 @@ class ReplicaSection(_Section):
     max_waiting_requests: Count = 4096
     cpus: Cpus | None = None
     threads: Count | None = None
+    tensor_parallel: Count = 1
+    rank_placement: Literal["strict_pack", "pack"] = "strict_pack"
+    rank_timeout_s: Seconds = 60.0
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
@@ -150,10 +155,11 @@ class Config(_Section):
         """
         n_replicas = self.server.replicas
         share = floor(100 * (n_cpus - self.server.gateways * self.gateway.cpus) / n_replicas) / 100
-        if self.replica.cpus is None and share < MIN_CPUS:
+        needed = MIN_CPUS * self.replica.tensor_parallel
+        if self.replica.cpus is None and share < needed:
             raise ConfigError(
                 f"server.replicas: {n_replicas} replicas leave {max(share, 0):.2f} CPUs to each, of {n_cpus}; "
-                f"each needs {MIN_CPUS}"
+                f"each needs {needed:g}"
             )
         n_reserved = round(n_replicas * (self.replica.cpus or share) + self.server.gateways * self.gateway.cpus, 4)
         if n_reserved > n_cpus:  # Ray would wait for ever for more
@@ -185,6 +191,8 @@ class Config(_Section):
             max_prefill_tokens=self.replica.max_prefill_tokens,
             max_waiting_requests=self.replica.max_waiting_requests,
             n_threads=self.replica.threads,
+            tensor_parallel=self.replica.tensor_parallel,
+            rank_timeout_s=self.replica.rank_timeout_s,
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
             overlap=self.replica.overlap,

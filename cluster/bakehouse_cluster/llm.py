@@ -35,7 +35,8 @@ class LLM:
 
     `quantize` `int8` computes matrix products in 8 bits. `kv_dtype`: keys and values in `float32` or `float16`;
     `auto` is `float16` where weights have 16 bits or fewer. `kv_memory` is a number of bytes or a text such as
-    `512MiB`. Raises `StartupError` where the model cannot be served as asked.
+    `512MiB`. `tensor_parallel`: so many processes share the model. Raises `StartupError` where the model cannot be
+    served as asked.
 
         with LLM("smollm2") as llm:
             (output,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
@@ -51,6 +52,7 @@ class LLM:
         quantize: str = "none",
         kv_dtype: str = "auto",
         device: str = "auto",
+        tensor_parallel: int = 1,
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
         chat_template: str | None = None,
@@ -67,7 +69,7 @@ class LLM:
                     "max_model_len": max_model_len,
                     "chat_template": chat_template,
                 },
-                "replica": {"kv_memory": kv_memory},
+                "replica": {"kv_memory": kv_memory, "tensor_parallel": tensor_parallel},
                 "gateway": dict.fromkeys(LIMITS, NO_LIMIT),
             }
         )

@@ -11,10 +11,17 @@ import os
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
+import ray
 from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from bakehouse_replica.core.errors import EngineDead
+from bakehouse_replica.core.errors import EngineDead, StartupError
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
@@ -23,10 +30,15 @@ from bakehouse_replica.logs import write_to_serve_log
 from bakehouse_replica.service import ReplicaService
 from bakehouse_replica.settings import ReplicaSettings
 
+if TYPE_CHECKING:
+    from bakehouse_replica.executors.links import Invitation
+
 logger = logging.getLogger(__name__)
 
 # Open streams have been told by then; their last messages need an event loop's turn and a trip to the gateway.
 EXIT_GRACE_S = 1.0
+# Where a rank is lost and the engine hangs in a step for it, so that nobody can be told.
+LOSS_GRACE_S = 10.0
 
 
 class ReplicaActor:
@@ -84,13 +96,68 @@ class ReplicaActor:
 def _build_engine(settings: ReplicaSettings, replica_id: str) -> Engine:
     # Loads torch and numba, which a process that only deploys this class need not wait for.
     from bakehouse_replica.build import build_engine
+    from bakehouse_replica.executors.tensor_parallel import RankPlaces
 
-    return build_engine(settings, replica_id=replica_id, on_failure=_exit_soon)
+    places = RankPlaces(
+        start=RankActors,
+        host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+        on_loss=partial(_exit_soon, grace_s=LOSS_GRACE_S),
+    )
+    return build_engine(settings, replica_id=replica_id, on_failure=_exit_soon, ranks=places)
 
 
-def _exit_soon(reason: str) -> None:
-    logger.error("%s; this process ends in %.0f s", reason, EXIT_GRACE_S)
+class RankActor:
+    """A rank other than 0 of a tensor-parallel replica, in a bundle of the replica's placement group."""
+
+    @ray.method
+    def run(self, settings: ReplicaSettings, invitation: "Invitation", rank: int) -> None:
+        """Until rank 0 leaves."""
+        # Loads torch and numba, as above.
+        from bakehouse_replica.executors.worker import serve_rank
+
+        logging.basicConfig(level=logging.INFO)
+        serve_rank(settings, invitation, rank)
+
+
+class RankActors:
+    """Ranks 1, 2, … in bundles 1, 2, … of the placement group whose bundle 0 holds this actor.
+
+    Where this process ends without a word, Ray ends them: it owns them, and Serve removes its placement group.
+    """
+
+    def __init__(self, settings: ReplicaSettings, invitation: "Invitation") -> None:
+        group = get_current_placement_group()
+        assert group is not None, "the deployment asks for a bundle for each rank"
+        self._actors = []
+        for rank, bundle in enumerate(group.bundle_specs[1:], start=1):
+            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+            options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
+            made = ray.remote(RankActor).options(scheduling_strategy=place, **options).remote()
+            self._actors.append(cast("ActorHandle[RankActor]", made))
+        self._runs: list[ray.ObjectRef[None]] = [
+            actor.run.remote(settings, invitation, rank) for rank, actor in enumerate(self._actors, start=1)
+        ]
+
+    def check(self) -> None:
+        """Raises where an actor cannot be started, or has died."""
+        ended, _ = ray.wait(self._runs, timeout=0)
+        for run in ended:
+            rank = self._runs.index(run) + 1
+            try:
+                ray.get(run)
+            except RayError as error:
+                raise StartupError(f"rank {rank} could not be started: {error}") from error
+            raise StartupError(f"rank {rank} has ended before it joined")
+
+    def end(self) -> None:
+        """At once: rank 0 has let go of them."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def _exit_soon(reason: str, grace_s: float = EXIT_GRACE_S) -> None:
+    logger.error("%s; this process ends in %.0f s", reason, grace_s)
     # os._exit: no interpreter shutdown, which waits for threads that may hang together with the engine.
-    timer = threading.Timer(EXIT_GRACE_S, os._exit, (1,))
+    timer = threading.Timer(grace_s, os._exit, (1,))
     timer.daemon = True
     timer.start()

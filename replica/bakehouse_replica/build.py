@@ -5,18 +5,21 @@ from collections.abc import Callable
 import torch
 
 from bakehouse_replica.core.capacity import KVShape, blocks_for, plan_blocks
-from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.errors import BakehouseError, StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import load_executor
+from bakehouse_replica.executors.in_process import InProcessExecutor, load_executor
 from bakehouse_replica.executors.on_device import load_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.tensor_parallel import RankPlaces, TensorParallelExecutor, gather, lead
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_replica.model.collective import Collective
 from bakehouse_replica.model.grammar import GrammarStore
+from bakehouse_replica.model.sharding import check_sizes
 from bakehouse_replica.model.sizing import choose_max_model_len
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.script import read_script
@@ -26,19 +29,25 @@ from bakehouse_replica.tokenizer_files import load_tokenizer
 from bakehouse_replica.vocabulary import vocabulary_of
 
 FAKE_BLOCK_SIZE = 16
+LOCAL_RANKS = RankPlaces()
 # By default a script's pool holds `max_sequences` of the longest, or as many of them as this does, at least one.
 SCRIPTED_KV_BYTES = 64 * 1024**2
 
 
 def build_engine(
-    settings: ReplicaSettings, *, replica_id: str, on_failure: Callable[[str], None] | None = None
+    settings: ReplicaSettings,
+    *,
+    replica_id: str,
+    on_failure: Callable[[str], None] | None = None,
+    ranks: RankPlaces = LOCAL_RANKS,
 ) -> Engine:
     """An engine that is ready to be started: files found, weights loaded, kernels compiled.
 
-    Raises `StartupError` where this cannot be had on this machine. `on_failure`: see `Engine`.
+    Raises `StartupError` where this cannot be had on this machine. `on_failure`: see `Engine`. `ranks`: where
+    those of a tensor-parallel replica run; by default in processes of this machine.
     """
     files = open_source(settings.source)
-    executor, vocabulary_size, max_model_len = _executor(settings, files)
+    executor, vocabulary_size, max_model_len = _executor(settings, files, ranks)
     capacity = executor.capacity
     card = ReplicaCard(
         replica_id=replica_id,
@@ -57,7 +66,16 @@ def build_engine(
         max_prefill_tokens=settings.max_prefill_tokens,
         max_waiting_requests=settings.max_waiting_requests,
     )
-    return Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+    engine = Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
+    if isinstance(executor, TensorParallelExecutor):
+        executor.tell_of_loss(lambda loss: _lose(engine, ranks, loss))
+    return engine
+
+
+def _lose(engine: Engine, ranks: RankPlaces, loss: BakehouseError) -> None:
+    engine.fail(loss)
+    if ranks.on_loss is not None:
+        ranks.on_loss(str(loss))
 
 
 def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
@@ -71,8 +89,10 @@ def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     return digest if kv_dtype == torch.float32 else f"{digest}-{str(kv_dtype).removeprefix('torch.')}"
 
 
-def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, int, int]:
+def _executor(settings: ReplicaSettings, files: ModelFiles, ranks: RankPlaces) -> tuple[Executor, int, int]:
     """The executor, the size of its vocabulary, and the longest context."""
+    if settings.tensor_parallel > 1 and (files.is_script or settings.executor == "fake"):
+        raise StartupError(f"--tensor-parallel is {settings.tensor_parallel}, but {files.name!r} runs no model")
     if files.is_script:
         script = read_script(files.path)
         max_model_len = choose_max_model_len(script.max_model_len, settings.max_model_len)
@@ -85,9 +105,24 @@ def _executor(settings: ReplicaSettings, files: ModelFiles) -> tuple[Executor, i
     max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
     if settings.executor == "fake":
         return _fake_executor(settings, spec, max_model_len), spec.vocabulary_size, max_model_len
-    load = load_device_executor if device_of(settings).type == "cuda" else load_executor
-    loaded = load(settings, files, spec, max_model_len, constraints=_grammars(files, spec))
+    check_sizes(spec, settings.tensor_parallel)
+    loaded = _model_executor(settings, files, spec, max_model_len, ranks)
     return loaded, spec.vocabulary_size, max_model_len
+
+
+def _model_executor(
+    settings: ReplicaSettings, files: ModelFiles, spec: ModelSpec, max_model_len: int, ranks: RankPlaces
+) -> Executor:
+    """The one that runs the model itself, on one device or on several."""
+    grammars = _grammars(files, spec)
+    if settings.tensor_parallel == 1:
+        load_alone = load_device_executor if device_of(settings).type == "cuda" else load_executor
+        return load_alone(settings, files, spec, max_model_len, constraints=grammars)
+
+    def load(collective: Collective) -> InProcessExecutor:
+        return load_executor(settings, files, spec, max_model_len, constraints=grammars, collective=collective)
+
+    return gather(lead(settings, ranks), load)
 
 
 def _grammars(files: ModelFiles, spec: ModelSpec) -> GrammarStore:

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from bakehouse_replica.core.errors import BakehouseError
 from bakehouse_replica.core.types import Request
 from bakehouse_replica.mailbox import Recipient
 
@@ -35,4 +36,11 @@ class Stop:
     """End the thread."""
 
 
-Command = Add | Abort | Drain | Stop
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The executor has broken by itself, perhaps while no step ran."""
+
+    error: BakehouseError
+
+
+Command = Add | Abort | Drain | Fail | Stop

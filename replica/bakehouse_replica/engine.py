@@ -31,8 +31,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from bakehouse_replica.commands import Abort, Add, Command, Drain, Stop
-from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, Unavailable
+from bakehouse_replica.commands import Abort, Add, Command, Drain, Fail, Stop
+from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
@@ -142,6 +142,10 @@ class Engine:
         """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
         self._commands.put(Abort(request_id))
 
+    def fail(self, error: BakehouseError) -> None:
+        """The executor has broken, perhaps while no step ran: the engine ends as if a step had raised `error`."""
+        self._commands.put(Fail(error))
+
     def load(self) -> ReplicaLoad:
         """The latest snapshot, at most a step and `LOAD_PERIOD_S` old."""
         return self._load
@@ -226,7 +230,7 @@ class Engine:
             self._obey(command)
             is_idle = False
 
-    def _obey(self, command: Add | Abort | Drain) -> None:
+    def _obey(self, command: Add | Abort | Drain | Fail) -> None:
         match command:
             case Add():
                 self._add(command.request, command.recipient)
@@ -234,6 +238,8 @@ class Engine:
                 self._abort(command.request_id, command.recipient)
             case Drain():
                 self._drains.append(command.is_idle)
+            case Fail() if self._failure is None:
+                raise command.error
 
     def _add(self, request: Request, recipient: Recipient) -> None:
         try:
@@ -269,10 +275,10 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         logger.error("the engine has failed; open requests: %s", self._streams.request_ids, exc_info=error)
-        self._failure = FAILURE_MESSAGE
-        self._streams.fail_all(Failure(kind=FailureKind.ENGINE, message=FAILURE_MESSAGE))
+        self._failure = f"{FAILURE_MESSAGE}: {error}" if isinstance(error, RankLost) else FAILURE_MESSAGE
+        self._streams.fail_all(Failure(kind=FailureKind.ENGINE, message=self._failure))
         if self._on_failure is not None:
-            self._on_failure(FAILURE_MESSAGE)
+            self._on_failure(self._failure)
 
     def _refresh_load(self, *, is_due: bool) -> None:
         if self._failure is not None:

@@ -16,7 +16,9 @@ class ReplicaSettings:
     (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
     `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
     `overlap`: whether the next step is planned while one runs; `auto`: where a GPU runs it.
-    `n_threads`: compute threads this replica may use. `hash_key` is shared by all replicas of a deployment and
+    `n_threads`: compute threads this replica may use. `tensor_parallel`: how many ranks, a process each, share the
+    model, its memory and the threads; one that is silent for `rank_timeout_s` is lost, and the replica with it.
+    `hash_key` is shared by all replicas of a deployment and
     secret to it.
     """
 
@@ -37,6 +39,8 @@ class ReplicaSettings:
     max_prefill_tokens: int = 256
     max_waiting_requests: int = 4096
     n_threads: int | None = None
+    tensor_parallel: int = 1
+    rank_timeout_s: float = 60.0
     hash_key: bytes = field(default=b"", repr=False)
 
     def max_flights(self, *, is_apart: bool) -> int:

@@ -20,12 +20,16 @@ from bakehouse_replica.core.types import (
     StepPlan,
     TokenDelta,
 )
-from bakehouse_replica.executors.in_process import build_executor
+from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
+from bakehouse_replica.executors.tensor_parallel import gather
 from bakehouse_replica.model.checkpoint import open_checkpoint
+from bakehouse_replica.model.collective import Collective
+from bakehouse_replica.model.sharding import Shard, local_spec
 from bakehouse_replica.model.spec import ModelSpec, read_spec
 from bakehouse_replica.model.weights import load_weights
 from bakehouse_replica.source import ModelFiles, open_source
 from bakehouse_router.text.model_text import load_model_text
+from ranks import leader_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MAX_STEP_TOKENS = 64
@@ -232,6 +236,22 @@ def executor_for(files: ModelFiles, spec: ModelSpec, n_blocks: int, block_size: 
     )
 
 
+def shared_executor_for(files: ModelFiles, spec: ModelSpec, n_blocks: int, n_ranks: int) -> Executor:
+    """The same model on several ranks, each of which reads its slices of the weights."""
+
+    def load(collective: Collective) -> InProcessExecutor:
+        shard = Shard(collective.rank, collective.size)
+        return build_executor(
+            spec=local_spec(spec, shard),
+            weights=load_weights(files, spec, dtype=torch.float32, device=torch.device("cpu"), shard=shard),
+            ops=select_ops(torch.device("cpu"), torch.float32, 1),
+            capacity=Capacity(n_blocks=n_blocks, block_size=16, max_step_tokens=MAX_STEP_TOKENS, max_sequences=24),
+            collective=collective,
+        )
+
+    return gather(leader_of(n_ranks, load), load)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """A random model of 4 layers, grouped queries and an untied head."""
@@ -295,12 +315,21 @@ def prompts_from(text_ids: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def check_parity(
-    files: ModelFiles, prompts: list[tuple[int, ...]], max_tokens: int, stop_ids: tuple[int, ...]
+    files: ModelFiles,
+    prompts: list[tuple[int, ...]],
+    max_tokens: int,
+    stop_ids: tuple[int, ...],
+    n_ranks: int = 1,
 ) -> None:
     spec = read_spec(files)
-    executor = executor_for(files, spec, third_of_demand(prompts, max_tokens, 16))
+    n_blocks = third_of_demand(prompts, max_tokens, 16)
+    if n_ranks == 1:
+        executor = executor_for(files, spec, n_blocks)
+    else:
+        executor = shared_executor_for(files, spec, n_blocks, n_ranks)
     arrivals = arrivals_of(prompts, max_tokens, stop_ids)
     served = serve(executor, arrivals, max_model_len=1024)
+    executor.close()
     recorder = served.recorder
     print(
         f"{recorder.n_preemptions} preemptions, {recorder.n_partial_prefills} partial prefills, "
@@ -314,9 +343,11 @@ def check_parity(
     assert count_excused(prompts, served, expected) <= 1
 
 
-def test_greedy_ids_of_a_random_model_equal_those_of_transformers(tiny: ModelFiles) -> None:
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_greedy_ids_of_a_random_model_equal_those_of_transformers(tiny: ModelFiles, n_ranks: int) -> None:
     random = Random(5)
-    check_parity(tiny, prompts_from([random.randrange(500) for _ in range(2000)]), max_tokens=16, stop_ids=(7, 8))
+    prompts = prompts_from([random.randrange(500) for _ in range(2000)])
+    check_parity(tiny, prompts, max_tokens=16, stop_ids=(7, 8), n_ranks=n_ranks)
 
 
 @pytest.mark.e2e
@@ -328,8 +359,11 @@ def test_greedy_ids_of_the_default_model_equal_those_of_transformers() -> None:
     check_parity(files, prompts_from(text_ids), max_tokens=16, stop_ids=(2,))
 
 
-def test_choices_share_the_prompt_until_they_write(tiny: ModelFiles) -> None:
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])  # of four, two have copies of each key head
+def test_choices_share_the_prompt_until_they_write(tiny: ModelFiles, n_ranks: int) -> None:
     executor = executor_for(tiny, read_spec(tiny), n_blocks=20)
+    if n_ranks > 1:
+        executor = shared_executor_for(tiny, read_spec(tiny), 20, n_ranks)
     scheduler = Scheduler(
         capacity=executor.capacity, policy=SchedulingPolicy(max_model_len=256), model_digest="", hash_key=b""
     )
@@ -343,6 +377,7 @@ def test_choices_share_the_prompt_until_they_write(tiny: ModelFiles) -> None:
             output_ids[delta.choice] += delta.token_ids
         scheduler.check()
         held.append(scheduler.load().n_held_blocks)
+    executor.close()
     # The prompt's two blocks; then each choice writes position 17: three copy the second block, the last keeps it.
     assert held[:2] == [2, 5]
     expected = generate_all(oracle_for(tiny, read_spec(tiny)), [prompt], 20, ())

@@ -12,13 +12,17 @@ from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import build_executor
+from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
 from bakehouse_replica.executors.on_device import DeviceModel, build_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.tensor_parallel import gather
+from bakehouse_replica.model.collective import Collective
 from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.sharding import Shard, local_spec
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
 from bakehouse_replica.script import parse_script
+from ranks import leader_of, part_of
 from torch import Tensor
 
 CAPACITY = Capacity(n_blocks=16, block_size=4, max_step_tokens=64, max_sequences=8)
@@ -109,6 +113,23 @@ def make_on_device(capacity: Capacity) -> Executor:
     return build_device_executor(model, n_blocks=capacity.n_blocks, max_flights=capacity.max_flights)
 
 
+def make_tensor_parallel(capacity: Capacity) -> Executor:
+    """Two ranks of the same model."""
+    spec, weights = random_model()
+
+    def load(collective: Collective) -> InProcessExecutor:
+        shard = Shard(collective.rank, collective.size)
+        return build_executor(
+            spec=local_spec(spec, shard),
+            weights=part_of(weights, spec, shard),
+            ops=cpu_ops(),
+            capacity=capacity,
+            collective=collective,
+        )
+
+    return gather(leader_of(2, load), load)
+
+
 def make_scripted(capacity: Capacity, tokens_per_step: int = 1) -> Executor:
     """Near ties of three tokens, so that seeds differ."""
     script = parse_script(
@@ -133,6 +154,7 @@ OVERLAPPING = [
     pytest.param(make_fake, id="fake"),
     pytest.param(make_in_process, id="in_process"),
     pytest.param(make_on_device, id="on_device"),
+    pytest.param(make_tensor_parallel, id="tensor_parallel"),
     pytest.param(make_scripted, id="scripted"),
 ]
 EXECUTORS = [

@@ -10,6 +10,7 @@
     ├── DeadlineExceeded          the request's own time ran out                       HTTP 408
     ├── Unavailable               nobody serves at the moment                          HTTP 503
     │   └── EngineDead            the engine thread of this replica has died           HTTP 503
+    │       └── RankLost          a rank of a tensor-parallel replica is out; names it HTTP 503
     └── StartupError              this model, memory or machine cannot be served as asked
         └── ConfigError           the configuration is wrong; names the path of the key
 
@@ -73,6 +74,10 @@ class Unavailable(BakehouseError):
 
 class EngineDead(Unavailable):
     """The engine thread of this replica has died; its requests are lost unless resumed elsewhere."""
+
+
+class RankLost(EngineDead):
+    """A rank of this replica has died, fallen silent or out of step; the message names it."""
 
 
 class StartupError(BakehouseError):

@@ -1,6 +1,7 @@
-"""The executor that runs the model in its own process, on one device."""
+"""The executor that runs the model, or one rank's part of it, in its own process, on one device."""
 
 import logging
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -9,12 +10,16 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
+from bakehouse_replica.core.types import BlockCopy, Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.device_choice import dtype_of, kv_dtype_of
 from bakehouse_replica.executors.host_steps import HostStep, HostSteps
+from bakehouse_replica.model.batch import FlatChunks
+from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.parallel_ops import ParallelOps
 from bakehouse_replica.model.runner import Runner
+from bakehouse_replica.model.sharding import Shard, local_spec, own_tokens
 from bakehouse_replica.model.sizing import available_memory_bytes, plan_memory
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, load_weights
@@ -46,6 +51,11 @@ class InProcessExecutor:
         """One step of the model."""
         return self._steps.begin(plan)
 
+    def follow(self, copies: tuple[BlockCopy, ...], flat: FlatChunks | None) -> None:
+        """The same step where this is another rank than the first; see `Runner.follow`."""
+        assert self._runner is not None, "a step for an executor that has been closed"
+        self._runner.follow(copies, flat)
+
     def close(self) -> None:
         """Lets go of weights and cache."""
         self._runner = None
@@ -64,8 +74,14 @@ def build_executor(
     ops: Ops,
     capacity: Capacity,
     constraints: ConstraintSource | None = None,
+    collective: Collective | None = None,
 ) -> InProcessExecutor:
-    """An executor with a cache of `capacity.n_blocks` blocks on the device of the weights, warmed up."""
+    """An executor with a cache of `capacity.n_blocks` blocks on the device of the weights, warmed up.
+
+    With a `collective`, spec and weights are those of its rank, and all ranks build theirs at the same time.
+    """
+    if collective is not None and collective.size > 1:
+        ops = ParallelOps(ops, collective)
     device = weights.embedding_VE.device
     cache = ops.new_cache(
         n_layers=spec.n_layers,
@@ -74,7 +90,7 @@ def build_executor(
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
     )
-    decoder = Decoder(spec, weights, ops)
+    decoder = Decoder(spec, weights, ops, collective)
     runner = Runner(decoder=decoder, cache=cache, ops=ops, device=device, constraints=constraints)
     runner.warm_up()
     return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
@@ -87,21 +103,27 @@ def load_executor(
     max_model_len: int,
     *,
     constraints: ConstraintSource | None = None,
+    collective: Collective | None = None,
 ) -> InProcessExecutor:
     """The executor that the settings ask for on the CPU, with weights loaded and kernels compiled.
 
-    Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the model so.
+    With a `collective`, that of its rank; all ranks load theirs at the same time, and share memory and threads
+    equally. Sets the compute threads of this process. Raises `StartupError` where the machine cannot serve the
+    model so.
     """
+    collective = collective or Alone()
+    shard = Shard(collective.rank, collective.size)
+    own_spec = local_spec(spec, shard)
     device = torch.device("cpu")
     dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
-    n_threads = settings.n_threads or torch.get_num_threads()
+    n_threads = max(1, (settings.n_threads or torch.get_num_threads()) // shard.size)
     try:
         ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
     except ValueError as error:
         raise StartupError(f"model {files.name!r}: {error}") from error
     block_size = settings.block_size or default_block_size(device)
     memory = plan_memory(
-        spec,
+        replace(own_spec, vocabulary_size=len(own_tokens(spec.vocabulary_size, shard))),
         dtype=dtype,
         quantize=settings.quantize,
         kv_dtype=kv_dtype,
@@ -109,32 +131,46 @@ def load_executor(
         max_model_len=max_model_len,
         kv_memory_bytes=settings.kv_memory_bytes,
         available_bytes=available_memory_bytes(),
+        n_ranks=shard.size,
     )
+    n_blocks = collective.smallest(memory.n_blocks)
     begun_at = perf_counter()
     # What products do not read stays float32; the kernels round the rest as they pack it.
-    weights = load_weights(files, spec, dtype=torch.float32, device=device, rotated=settings.quantize == "int8")
+    weights = load_weights(
+        files, spec, dtype=torch.float32, device=device, rotated=settings.quantize == "int8", shard=shard
+    )
     loaded_at = perf_counter()
+    block_bytes = memory.kv_bytes // memory.n_blocks
     capacity = Capacity(
-        n_blocks=memory.n_blocks,
+        n_blocks=n_blocks,
         block_size=block_size,
-        block_bytes=memory.kv_bytes // memory.n_blocks,
+        block_bytes=block_bytes,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
         max_flights=settings.max_flights(is_apart=device.type == "cuda"),
     )
-    executor = build_executor(spec=spec, weights=weights, ops=ops, capacity=capacity, constraints=constraints)
+    executor = build_executor(
+        spec=own_spec,
+        weights=weights,
+        ops=ops,
+        capacity=capacity,
+        constraints=constraints,
+        collective=collective,
+    )
     logger.info(
-        "%s in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, "
+        "%s, rank %d of %d, in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, "
         "%d blocks of %d tokens in %s (%.0f MB)",
         files.name,
+        shard.rank,
+        shard.size,
         settings.quantize if settings.quantize != "none" else str(dtype).removeprefix("torch."),
         device,
         n_threads,
         loaded_at - begun_at,
         perf_counter() - loaded_at,
-        memory.n_blocks,
+        n_blocks,
         block_size,
         str(kv_dtype).removeprefix("torch."),
-        memory.kv_bytes / 1e6,
+        n_blocks * block_bytes / shard.size / 1e6,
     )
     return executor

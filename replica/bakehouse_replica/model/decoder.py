@@ -7,10 +7,11 @@ import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
 from torch import Tensor
-from torch.nn import functional
 
 from bakehouse_replica.model.batch import BatchTensors
+from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.layers import Step, feed_forward, normed_heads, pack_layer, rope_rows
+from bakehouse_replica.model.parallel_ops import Vocabulary
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights
 
@@ -18,8 +19,12 @@ from bakehouse_replica.model.weights import DecoderWeights
 class Decoder:
     """Turns a step's tokens into hidden states and logits, reading and writing the KV cache it is given."""
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: DecoderWeights, ops: Ops, collective: Collective | None = None
+    ) -> None:
+        """One of several ranks' parts with a `collective`: spec, weights and `ops` are then that rank's."""
         self._spec = spec
+        self._vocabulary = Vocabulary(spec.vocabulary_size, collective or Alone())
         self._embedding_VE = weights.embedding_VE
         self._final_norm_E = weights.final_norm_E
         self._ops = ops
@@ -53,7 +58,7 @@ class Decoder:
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """What the first layer gets of these tokens, `[T, E]`."""
-        return functional.embedding(token_ids_T, self._embedding_VE)
+        return self._vocabulary.embed(token_ids_T, self._embedding_VE)
 
     def rope_rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for `Step`."""
@@ -74,9 +79,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, x_RE: Tensor) -> Tensor:
-        """The logits after some rows of `forward`, float32 `[R, V]`."""
+        """The logits after some rows of `forward`, float32 `[R, V]`; of several ranks, rank 0 has them."""
         normed_RE = self._ops.rms_norm(x_RE, self._final_norm_E, self._spec.norm_eps)
-        return self._ops.linear(normed_RE, self._head).float()
+        return self._vocabulary.logits(self._ops.linear(normed_RE, self._head)).float()
 
     def _attend(self, x_TE: Tensor, layer: int, cache: KVCache, step: Step, ops: Ops) -> Tensor:
         """Write the tokens' keys and values, then attend; `[T, N·D]`."""

@@ -1,5 +1,6 @@
 """Carries out a step plan on one device: copies, batch, forward pass, scores, draws."""
 
+import numpy as np
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Sampled, Scored, StepPlan
-from bakehouse_replica.model.batch import build_batch, flatten
+from bakehouse_replica.model.batch import FlatChunks, build_batch, flatten
 from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.recorded import RecordedSteps
@@ -49,8 +50,9 @@ class Runner:
         self._copy(plan.copies)
         if not plan.chunks:
             return (), ()
-        batch = build_batch(flatten(plan.chunks), block_size=self._cache.block_size, device=self._device)
-        if self._decoder.is_ops_alone and _is_repeatable(plan.chunks):
+        flat = flatten(plan.chunks)
+        batch = build_batch(flat, block_size=self._cache.block_size, device=self._device)
+        if self._is_recorded(flat):
             return self._draw(plan.chunks, self._recorded.forward(batch)), ()
         n_drawn = len(batch.sample_at_R)
         wanted = torch.cat((batch.sample_at_R, batch.score_at_Q))
@@ -58,6 +60,26 @@ class Runner:
         sampled = self._draw(plan.chunks, x_RE[:n_drawn])
         scored = score(self._ops, self._decoder, plan.chunks, x_RE[n_drawn:], self._score_slice_rows)
         return sampled, scored
+
+    @torch.inference_mode()
+    def follow(self, copies: tuple[BlockCopy, ...], flat: FlatChunks | None) -> None:
+        """What another rank than the first does of a `run`: all but to draw and to score."""
+        self._copy(copies)
+        if flat is None:
+            return
+        batch = build_batch(flat, block_size=self._cache.block_size, device=self._device)
+        if self._is_recorded(flat):
+            self._decoder.logits(self._recorded.forward(batch))
+            return
+        n_drawn = len(batch.sample_at_R)
+        x_RE = self._decoder.forward(batch, self._cache, torch.cat((batch.sample_at_R, batch.score_at_Q)))
+        if n_drawn:
+            self._decoder.logits(x_RE[:n_drawn])
+        begin = n_drawn
+        for n_scored in _scored_rows(flat):
+            for first in range(begin, begin + n_scored, self._score_slice_rows):
+                self._decoder.logits(x_RE[first : min(first + self._score_slice_rows, begin + n_scored)])
+            begin += n_scored
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -73,6 +95,12 @@ class Runner:
                 sample=sample,
             )
             self.run(StepPlan(step=0, copies=(), chunks=(chunk,)))
+
+    def _is_recorded(self, flat: FlatChunks) -> bool:
+        """Whether the step is one of many alike, which differ only in what their tensors hold."""
+        is_decode = bool((flat.n_tokens_S == 1).all()) and bool(flat.wants_sample_S.all())
+        is_small = len(flat.n_tokens_S) <= MAX_RECORDED_ROWS
+        return self._decoder.is_ops_alone and is_decode and is_small and not len(flat.score_at_Q)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         if copies:
@@ -97,8 +125,8 @@ class Runner:
         )
 
 
-def _is_repeatable(chunks: tuple[Chunk, ...]) -> bool:
-    """Whether the step is one of many alike, which differ only in what their tensors hold."""
-    return len(chunks) <= MAX_RECORDED_ROWS and all(
-        len(chunk.token_ids) == 1 and chunk.sample is not None and chunk.score is None for chunk in chunks
-    )
+def _scored_rows(flat: FlatChunks) -> list[int]:
+    """How many rows each chunk scores, in the order of the chunks."""
+    chunk_of_Q = np.searchsorted(flat.n_tokens_S.cumsum(), flat.score_at_Q, side="right")
+    scored_S: list[int] = np.bincount(chunk_of_Q, minlength=len(flat.n_tokens_S)).tolist()
+    return scored_S

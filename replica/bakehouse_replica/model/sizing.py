@@ -50,14 +50,17 @@ def plan_memory(
     max_model_len: int,
     kv_memory_bytes: int | None,
     available_bytes: int,
+    n_ranks: int = 1,
 ) -> MemoryPlan:
     """Weights, and KV cache within `kv_memory_bytes` (None: a quarter of what the weights leave, at most 1 GiB).
 
-    `dtype` is that of packed weights, where they are not quantised. Raises `StartupError` with the numbers where
+    `dtype` is that of packed weights, where they are not quantised. `spec` is that of one of `n_ranks` that share
+    the machine; all bytes are those of all ranks together. Raises `StartupError` with the numbers where
     the memory does not suffice, or where the cache cannot hold one sequence of `max_model_len` tokens.
     """
-    weight_bytes = _weight_bytes(spec, dtype, quantize)
-    fixed_bytes = weight_bytes + _WORKING_BYTES
+    weight_bytes = n_ranks * _weight_bytes(spec, dtype, quantize)
+    working_bytes = n_ranks * _WORKING_BYTES
+    fixed_bytes = weight_bytes + working_bytes
     left_bytes = available_bytes - fixed_bytes
     budget_bytes = kv_memory_bytes
     if budget_bytes is None:
@@ -65,12 +68,12 @@ def plan_memory(
     if budget_bytes > left_bytes:
         raise StartupError(
             f"too little memory: {format_bytes(available_bytes)} are available, but the weights take "
-            f"{format_bytes(weight_bytes)}, the process {format_bytes(_WORKING_BYTES)} and the KV cache "
+            f"{format_bytes(weight_bytes)}, the process {format_bytes(working_bytes)} and the KV cache "
             f"{format_bytes(budget_bytes)}"
         )
     shape = KVShape(
         n_layers=spec.n_layers,
-        n_kv_heads=spec.n_kv_heads,
+        n_kv_heads=n_ranks * spec.n_kv_heads,
         head_dim=spec.head_dim,
         element_bytes=kv_dtype.itemsize,
         block_size=block_size,

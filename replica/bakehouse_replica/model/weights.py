@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.model.checkpoint import Checkpoint, open_checkpoint
 from bakehouse_replica.model.dummy_weights import dummy_tensors
 from bakehouse_replica.model.residual_rotation import ResidualRotation
+from bakehouse_replica.model.sharding import UNDIVIDED, Shard, Sliceable, cut
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.source import ModelFiles
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[float], None]
 """Is told the share of the work that is done, from 0 to 1."""
+
+Tensors = dict[str, Tensor]
+"""By the names that `convert` gives."""
 
 _FORMAT = 1  # grows when names or layouts below change
 
@@ -65,12 +69,14 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     rotated: bool = False,
+    shard: Shard = UNDIVIDED,
     on_progress: Progress | None = None,
 ) -> DecoderWeights:
     """The weights of a model, from the cache where an earlier start has left them there.
 
     `rotated`: as `residual_rotation` leaves them; float32 only. On the CPU the tensors are views of the mapped
-    cache file, so all replicas of a machine share their memory.
+    cache file, so all replicas of a machine share their memory. With a `shard` they are that rank's parts, of
+    which nothing else is read, in memory of their own.
     Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape. Dummy
     weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
@@ -79,24 +85,51 @@ def load_weights(
     kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
-    def make() -> dict[str, Tensor]:
+    def make() -> Tensors:
         return convert(files, spec, dtype=dtype, rotated=rotated, on_progress=on_progress)
 
-    tensors = _load_cached(cached) or _convert_once(make, cached)
+    part = _Part(spec, shard)
+    tensors = _load_cached(cached, part) or _convert_once(make, cached, part)
     return _assemble({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
 
 
-def _load_cached(path: Path) -> dict[str, Tensor] | None:
+class _Part:
+    """What one rank takes of all weights."""
+
+    def __init__(self, spec: ModelSpec, shard: Shard) -> None:
+        self._spec = spec
+        self._shard = shard
+
+    def of_file(self, path: Path) -> Tensors:
+        if self._shard.size == 1:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            names: list[str] = file.keys()
+            return self._cut({name: file.get_slice(name) for name in names})
+
+    def of(self, tensors: Tensors) -> Tensors:
+        return tensors if self._shard.size == 1 else self._cut(tensors)
+
+    def _cut(self, whole: Mapping[str, Sliceable]) -> Tensors:
+        parts = {}
+        for name, stored in whole.items():
+            part = cut(name.rpartition(".")[2], stored, self._spec, self._shard)
+            if part is not None:
+                parts[name] = part
+        return parts
+
+
+def _load_cached(path: Path, part: _Part) -> Tensors | None:
     if not path.is_file():
         return None
     try:
-        return load_file(path)
+        return part.of_file(path)
     except SafetensorError as error:
         logger.warning("%s is damaged and will be made again: %s", path, error)
         return None
 
 
-def _convert_once(make: Callable[[], dict[str, Tensor]], cached: Path) -> dict[str, Tensor]:
+def _convert_once(make: Callable[[], Tensors], cached: Path, part: _Part) -> Tensors:
     """Convert under a lock: of replicas that start together one works and the others map its file."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -104,16 +137,16 @@ def _convert_once(make: Callable[[], dict[str, Tensor]], cached: Path) -> dict[s
         lock.acquire()
     except OSError as error:
         logger.warning("the cache folder %s cannot be used: %s", cached.parent, error)
-        return make()
+        return part.of(make())
     try:
-        made_meanwhile = _load_cached(cached)
+        made_meanwhile = _load_cached(cached, part)
         if made_meanwhile is not None:
             return made_meanwhile
         for leftover in cached.parent.glob(f".{cached.name}.*"):  # of a start that was killed
             leftover.unlink()
         tensors = make()
         is_cached = write_whole(cached, lambda path: save_file(tensors, path))
-        return load_file(cached) if is_cached else tensors
+        return part.of_file(cached) if is_cached else part.of(tensors)
     finally:
         lock.release()
 

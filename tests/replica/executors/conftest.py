@@ -1,5 +1,7 @@
 """Every executor in turn, for the conformance suite."""
 
+from collections.abc import Iterator
+
 import pytest
 from bakehouse_replica.core.executor import Executor
 from executors import CAPACITY, EXECUTORS, MakeExecutor
@@ -12,5 +14,7 @@ def make_executor(request: pytest.FixtureRequest) -> MakeExecutor:
 
 
 @pytest.fixture
-def executor(make_executor: MakeExecutor) -> Executor:
-    return make_executor(CAPACITY)
+def executor(make_executor: MakeExecutor) -> Iterator[Executor]:
+    made = make_executor(CAPACITY)
+    yield made
+    made.close()
