@@ -1,8 +1,8 @@
 """Which rows the attention kernels take together: made on the host once per step, used by every layer.
 
-Chunks of one row (decode) go through `split_decode`, split by split of their context; splits that several of them
-have in common go through `shared_prefix`, which gives the same bits. Other chunks go in tiles through
-`paged_attention`. So which bits a row gets depends on its own chunk alone.
+Chunks of one row (decode) are attended split by split of their context (`split_decode`); splits that several of
+them have in common are taken out, and read once for all (`shared_prefix`), which gives the same bits. Other chunks
+go in tiles, in one launch with the splits (`paged_attention`). So a row's bits depend on its own chunk alone.
 
 All of it is one array of int32 on the device, moved there by one copy:
     header    how many items and groups there are, and where items, groups and sharers begin

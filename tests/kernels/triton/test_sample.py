@@ -49,7 +49,7 @@ def random_rows(n_rows: int, n_vocabulary: int, generator: torch.Generator) -> t
 # as close as that come up once in some million draws, which would be the same ones each time.
 @pytest.mark.parametrize("n_vocabulary", [1, 255, 600])
 def test_draws_equal_their_definition(generator: torch.Generator, n_vocabulary: int) -> None:
-    logits, asks = random_rows(20, n_vocabulary, generator)
+    logits, asks = random_rows(12, n_vocabulary, generator)
     before = logits.clone()
     assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()
     assert logits.equal(before)
