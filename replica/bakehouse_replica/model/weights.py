@@ -75,7 +75,7 @@ def load_weights(
     weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
     if files.has_dummy_weights:
-        return _assemble(dummy_tensors(spec, dtype=dtype, device=device), spec)
+        return assembled(dummy_tensors(spec, dtype=dtype, device=device), spec)
     kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
@@ -83,7 +83,7 @@ def load_weights(
         return convert(files, spec, dtype=dtype, rotated=rotated, on_progress=on_progress)
 
     tensors = _load_cached(cached) or _convert_once(make, cached)
-    return _assemble({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
+    return assembled({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
 
 
 def _load_cached(path: Path) -> dict[str, Tensor] | None:
@@ -209,7 +209,8 @@ def _convert_layer(read: _Reader, spec: ModelSpec, prefix: str) -> dict[str, Ten
     return tensors
 
 
-def _assemble(tensors: Mapping[str, Tensor], spec: ModelSpec) -> DecoderWeights:
+def assembled(tensors: Mapping[str, Tensor], spec: ModelSpec) -> DecoderWeights:
+    """The decoder whose tensors have the names that `convert` gives."""
     layers = []
     for layer in range(spec.n_layers):
         prefix = f"layers.{layer}."
