@@ -81,7 +81,7 @@ def load_weights(
     weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
     if files.has_dummy_weights:
-        return _assemble(dummy_tensors(spec, dtype=dtype, device=device), spec)
+        return assembled(dummy_tensors(spec, dtype=dtype, device=device), spec)
     kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
@@ -90,7 +90,7 @@ def load_weights(
 
     part = _Part(spec, shard)
     tensors = _load_cached(cached, part) or _convert_once(make, cached, part)
-    return _assemble({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
+    return assembled({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
 
 
 class _Part:
@@ -242,7 +242,8 @@ def _convert_layer(read: _Reader, spec: ModelSpec, prefix: str) -> dict[str, Ten
     return tensors
 
 
-def _assemble(tensors: Mapping[str, Tensor], spec: ModelSpec) -> DecoderWeights:
+def assembled(tensors: Mapping[str, Tensor], spec: ModelSpec) -> DecoderWeights:
+    """The decoder whose tensors have the names that `convert` gives."""
     layers = []
     for layer in range(spec.n_layers):
         prefix = f"layers.{layer}."

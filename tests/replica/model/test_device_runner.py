@@ -12,10 +12,14 @@ from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.in_process import InProcessExecutor
+from bakehouse_replica.executors.on_device import DeviceModel, build_device_executor
 from bakehouse_replica.model.buckets import Buckets
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
+from bakehouse_replica.model.dummy_weights import dummy_tensors
 from bakehouse_replica.model.runner import Runner
+from bakehouse_replica.model.spec import ModelSpec
+from bakehouse_replica.model.weights import assembled
 from executors import random_model
 
 CPU = torch.device("cpu")
@@ -113,15 +117,17 @@ class Workload:
 
     params: tuple[SamplingParams, ...]
     overlaps: bool
+    n_steps: int = 14
+    max_texts: int = MAX_SEQUENCES
     random: Random = field(default_factory=lambda: Random(3))
 
     def run(self, begin: Callable[[StepPlan], Pending]) -> dict[int, list[int]]:
-        """The ids of each sequence after 14 steps."""
+        """The ids of each sequence after all steps."""
         texts: list[Text] = []
         flights: list[Pending] = []
-        for step in range(14):
+        for step in range(self.n_steps):
             for _ in range(self.random.randint(0, 2)):
-                if len(texts) < MAX_SEQUENCES:
+                if len(texts) < self.max_texts:
                     texts.append(self._text(len(texts)))
             chunks, in_flight = [], bool(flights)
             for text in texts:
@@ -259,3 +265,41 @@ def test_a_step_that_follows_draws_follows_those_of_the_step_before() -> None:
     chunk = replace(decode_chunks(1)[0], token_ids=(0,), start=1, follows_draw=True)
     with pytest.raises(AssertionError, match="step 2 follows draws of step 0"):
         runner.begin(StepPlan(step=2, copies=(), chunks=(chunk,)))
+
+
+def test_interpreted_kernels_under_it_give_the_ids_of_the_reference() -> None:
+    """The path that GPUs serve, by recordings and overlapping steps, on a tiny Qwen3 of dummy weights."""
+    pytest.importorskip("triton", reason="triton is not installed: it exists for Linux only")
+    from bakehouse_kernels.triton.ops import TritonOps  # after the check
+
+    spec = ModelSpec(
+        n_layers=2,
+        hidden_size=32,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=16,
+        feed_forward_size=48,
+        vocabulary_size=200,
+        context_length=64,
+        norm_eps=1e-5,
+        rope_frequencies=tuple(0.3**i for i in range(8)),
+        has_qk_norm=True,
+        has_tied_head=True,
+    )
+    found = []
+    for ops in (ReferenceOps(), TritonOps(CPU, torch.float32)):
+        tensors = dummy_tensors(spec, dtype=torch.float32, device=CPU)
+        model = DeviceModel(
+            spec=spec,
+            decoder=Decoder(spec, assembled(tensors, spec), ops),
+            ops=ops,
+            device=CPU,
+            block_size=BLOCK_SIZE,
+            max_model_len=4 * BLOCK_SIZE,
+            max_step_tokens=24,
+            max_sequences=4,
+        )
+        executor = build_device_executor(model, n_blocks=N_BLOCKS, max_flights=2)
+        found.append(Workload(PARAMS, overlaps=True, n_steps=8, max_texts=4).run(executor.begin))
+    assert found[0] == found[1]
+    assert sum(map(len, found[0].values())) > 20
