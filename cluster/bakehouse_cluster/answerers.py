@@ -13,6 +13,7 @@ from bakehouse_router.text.messages import ChatMessage
 from openai.types.chat import ChatCompletionMessageParam
 
 from bakehouse_cluster.offline import OfflineModel
+from bakehouse_cluster.reaching import unreachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class ServerAnswerer:
                     if chunk.choices and (text := chunk.choices[0].delta.content):
                         yield text
         except openai.APIConnectionError as error:
-            raise Unavailable(f"no server answers at {self._url}: {error.__cause__ or error}") from error
+            raise Unavailable(unreachable(self._url, error)) from error
         except openai.APIError as error:
             raise BakehouseError(_message_of(error)) from error
 

@@ -115,6 +115,8 @@ async def test_what_the_server_refuses_is_told_in_its_own_words(tmp_path: Path) 
 
 async def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
     answerer = ServerAnswerer("http://127.0.0.1:9", model=None, key="none", options=ChatOptions())
-    with pytest.raises(Unavailable, match=r"no server answers at http://127\.0\.0\.1:9"):
+    with pytest.raises(
+        Unavailable, match=r"no server answers at http://127\.0\.0\.1:9: Connection refused; start"
+    ):
         await collect(answerer)
     await answerer.close()

@@ -23,6 +23,6 @@ def parsed(payload: bytes) -> object:
 
 
 def printable(text: str) -> str:
-    """`text` in one line, without what a terminal would obey or UTF-8 cannot hold: that is written as an escape."""
+    """`text` in one line; what a terminal would obey, or UTF-8 cannot hold, is written as an escape."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

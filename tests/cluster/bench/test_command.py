@@ -114,7 +114,7 @@ async def test_a_short_answer_is_never_taken_for_a_whole_one(tmp_path: Path) -> 
         (("--extra-body", '{"foo": 1}'), "the server answered no request of the warm-up: HTTP 400: "),
         (("--workload", "W9"), "--workload W9: unknown; there are W1, W2, W3, W4, fixed, "),
         (("--output", "/nowhere/r.json"), "/nowhere/r.json: there is no folder /nowhere"),
-        (("--url", "http://127.0.0.1:1"), "no server at http://127.0.0.1:1: "),
+        (("--url", "http://127.0.0.1:1"), "no server answers at http://127.0.0.1:1: Connection refused"),
     ],
 )
 async def test_what_cannot_be_measured_is_one_line(

@@ -155,7 +155,7 @@ async def test_an_error_of_the_reader_is_not_blamed_on_the_server(head: bytes) -
             raise ZeroDivisionError
 
     end = LAST_CHUNK if head == HEAD else b""
-    async with raw_server([head + end, "close"]) as server:  # type: ignore[list-item]
+    async with raw_server([head + end, "close"]) as server:
         pool = ConnectionPool(server.url)
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(ZeroDivisionError):
