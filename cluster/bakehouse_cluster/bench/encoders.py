@@ -8,14 +8,14 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.source import open_source
 
-from bakehouse_cluster.bench.foreign import parsed, printable
+from bakehouse_cluster.bench.foreign import parsed
 from bakehouse_cluster.bench.prompts import Encoder
+from bakehouse_cluster.bench.reply import refusal
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_MODEL = "smollm2"
-_N_SAID_CHARS = 200
 
 
 class LocalEncoder:
@@ -98,11 +98,10 @@ def _post(http: httpx.Client, path: str, body: Mapping[str, object]) -> dict[str
         tree = parsed(reply.content) if reply.is_success else None
     except (httpx.HTTPError, ValueError) as error:
         raise StartupError(f"{path} of the server: {error}; name a tokenizer by --tokenizer") from error
+    if not reply.is_success:
+        raise StartupError(f"{path} of the server: {refusal(reply.status_code, reply.content)}")
     if not isinstance(tree, dict):
-        said = printable(reply.text[:_N_SAID_CHARS])
-        raise StartupError(
-            f"{path} of the server: HTTP {reply.status_code}: {said}; name a tokenizer by --tokenizer"
-        )
+        raise StartupError(f"{path} of the server answers no JSON object; name a tokenizer by --tokenizer")
     return tree
 
 

@@ -90,7 +90,8 @@ class ReplyReader:
         self._read_all(self._events.finish(), self._clock())
         if self.status != HTTP_OK:
             self.is_shed = self.status in SHED_STATUSES
-            self._fail(f"HTTP {self.status}: {_said_in(self._error_body)}")
+            assert self.status is not None, "there is no reply without a status"
+            self._fail(refusal(self.status, self._error_body))
 
     def frame_tokens(self) -> tuple[float, ...]:
         """Tokens of each frame in `frame_s`."""
@@ -117,9 +118,7 @@ class ReplyReader:
     def _fail(self, problem: str) -> None:
         """The first problem is the one that is told."""
         if self.problem is None:
-            line = printable(problem)
-            is_long = len(line) > _N_PROBLEM_CHARS
-            self.problem = line[: _N_PROBLEM_CHARS - 1] + "…" if is_long else line
+            self.problem = _one_line(problem)
 
     def _read_all(self, payloads: Sequence[bytes], now: float) -> None:
         for payload in payloads:
@@ -167,6 +166,11 @@ class ReplyReader:
         details = _object_in(usage, "prompt_tokens_details")
         if details is not None and (n_cached := _count_in(details, "cached_tokens")) is not None:
             self.n_cached = n_cached
+
+
+def refusal(status: int, body: bytes) -> str:
+    """One line: the status, and what the server says about it."""
+    return _one_line(f"HTTP {status}: {_said_in(body)}")
 
 
 def _has_text(choice: dict[str, object]) -> bool:
@@ -219,3 +223,8 @@ def _said_in(body: bytes) -> str:
     error = tree.get("error", tree) if isinstance(tree, dict) else tree
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else body.decode(errors="replace")
+
+
+def _one_line(text: str) -> str:
+    line = printable(text)
+    return line if len(line) <= _N_PROBLEM_CHARS else line[: _N_PROBLEM_CHARS - 1] + "…"

@@ -32,7 +32,9 @@ def test_what_is_no_list_of_models_is_not_read(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("status", "content", "words"),
     [
-        (413, b'{"error": "at most 4 MiB\x1b"}', r'HTTP 413: {"error": "at most 4 MiB\x1b"}; name a tokenizer'),
+        (413, b'{"error": {"message": "at most 4 MiB"}}', "/tokenize of the server: HTTP 413: at most 4 MiB"),
+        (413, b"at most 4 MiB\x1b", r"/tokenize of the server: HTTP 413: at most 4 MiB\x1b"),
+        (200, b"[]", "/tokenize of the server answers no JSON object"),
         (200, b"[" * 5000, "/tokenize of the server: "),
         (200, b'{"tokens": [1, true]}', "answers without token ids"),
         (200, b'{"tokens": 3}', "answers without token ids"),

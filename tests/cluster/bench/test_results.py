@@ -1,6 +1,8 @@
 """Result files: read as they were written, compared, shown and drawn."""
 
 import io
+import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,16 @@ import pytest
 from bakehouse_cluster.bench.compare import least_ratio, pair_points, show_comparison
 from bakehouse_cluster.bench.plot import plot_result
 from bakehouse_cluster.bench.records import Outcome
-from bakehouse_cluster.bench.result import Environment, Load, Point, Result, Work, read_result, write_result
+from bakehouse_cluster.bench.result import (
+    Environment,
+    Load,
+    Point,
+    Result,
+    Work,
+    read_result,
+    require_writable,
+    write_result,
+)
 from bakehouse_cluster.bench.statistics import Distribution, Summary
 from bakehouse_cluster.bench.table import show_result
 from bakehouse_cluster.bench.workloads import PromptForm
@@ -110,6 +121,33 @@ def test_what_is_no_result_is_refused_in_a_line(tmp_path: Path, text: str, messa
         read_result(path)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
+
+
+def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path) -> None:
+    there, new = tmp_path / "there.json", tmp_path / "new.json"
+    there.write_text("kept")
+    require_writable(there)
+    require_writable(new)
+    assert (there.read_text(), new.exists()) == ("kept", False)
+    for wrong in (tmp_path, Path("/proc/x.json"), there / "r.json"):
+        with pytest.raises(StartupError, match=re.escape(str(wrong))):
+            require_writable(wrong)
+
+
+def test_a_result_that_cannot_be_written_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = result(point(1, 100.0))
+    with pytest.raises(StartupError, match="cannot be written: No space left on device; the result is in "):
+        write_result(written, Path("/dev/full"))
+    (kept,) = tmp_path.iterdir()
+    assert read_result(kept) == written
+
+
+def test_only_answered_requests_count_as_answered() -> None:
+    assert result(point(1, 1.0), point(2, 1.0)).n_answered == 2 * (2 + 2)
+    assert result(point(1, 0.0, outcomes={Outcome.SHED: 3, Outcome.ABORTED: 1})).n_answered == 0
 
 
 def test_points_of_equal_load_are_paired_and_the_worst_ratio_counts() -> None:
