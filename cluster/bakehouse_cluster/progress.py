@@ -27,8 +27,11 @@ class Stages:
         self._console = console
 
     @contextmanager
-    def stage(self, label: str) -> Iterator[None]:
-        """Shows `label` until the block ends; an error leaves no line, whoever catches it says what was wrong."""
+    def stage(self, label: str, done: str | None = None) -> Iterator[None]:
+        """Shows `label` until the block ends, then `done`, or else `label` again.
+
+        An error leaves no line: whoever catches it says what was wrong.
+        """
         begun_s = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         is_quiet = not self._console.is_terminal
@@ -37,7 +40,7 @@ class Stages:
         with Progress(*columns, console=self._console, transient=True, disable=is_quiet) as spinner:
             spinner.add_task(label, total=None)
             yield
-        self._console.print(f"✓ {label} ({time.monotonic() - begun_s:.1f} s)", highlight=False)
+        self._console.print(f"✓ {done or label} ({time.monotonic() - begun_s:.1f} s)", highlight=False)
 
     def abandon(self) -> None:
         """Leave the terminal usable where the process ends in the middle of a stage."""
