@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-COMPILING = "  kernels are being compiled for this processor, about 40 s; once for each kind of weights and cache"
+COMPILING = (
+    "  kernels are being compiled for this processor, about 40 s on idle cores; "
+    "once for each kind of weights and cache"
+)
 _POLL_S = 1.0
 
 
