@@ -160,7 +160,8 @@ def refusal(address: str, within_s: float) -> str:
         bakehouse.connect(address)
     assert time.monotonic() - started_s < within_s
     assert "\n" not in str(refused.value)
-    assert refused.value.__suppress_context__  # else its traceback would be preceded by those of Ray and gRPC
+    # Else its traceback would be preceded by those of Ray and gRPC.
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
     return str(refused.value)
 
 
