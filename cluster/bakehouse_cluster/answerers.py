@@ -13,6 +13,7 @@ from bakehouse_router.text.messages import ChatMessage
 from openai.types.chat import ChatCompletionMessageParam
 
 from bakehouse_cluster.offline import OfflineModel
+from bakehouse_cluster.reaching import unreachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,30 @@ class ServerAnswerer:
         self._model = model
         self._options = options
 
+    async def reach(self) -> None:
+        """See `Answerer`."""
+        try:
+            models = (await self._client.models.list()).data or []
+        except openai.APIConnectionError as error:
+            raise Unavailable(unreachable(self._url, error)) from error
+        except openai.APIError as error:
+            if self._model is None:
+                raise BakehouseError(_message_of(error)) from error
+            return  # it answers, and may know the model all the same
+        if self._model is None:
+            if not models:
+                raise Unavailable(f"{self._url} serves no model")
+            self._model = models[0].id
+
     async def answer(self, turns: list[ChatMessage]) -> AsyncGenerator[str, None]:
         """The answer's text as it comes; closing the generator cancels it."""
+        if self._model is None:
+            await self.reach()
+        assert self._model is not None, "`reach` finds one or raises"
         messages = [
             cast("ChatCompletionMessageParam", {"role": turn.role, "content": turn.content}) for turn in turns
         ]
         try:
-            if self._model is None:
-                self._model = (await self._client.models.list()).data[0].id
             stream = await self._client.chat.completions.create(
                 model=self._model,
                 messages=messages,
@@ -53,7 +70,7 @@ class ServerAnswerer:
                     if chunk.choices and (text := chunk.choices[0].delta.content):
                         yield text
         except openai.APIConnectionError as error:
-            raise Unavailable(f"no server answers at {self._url}: {error.__cause__ or error}") from error
+            raise Unavailable(unreachable(self._url, error)) from error
         except openai.APIError as error:
             raise BakehouseError(_message_of(error)) from error
 
@@ -68,6 +85,9 @@ class LocalAnswerer:
     def __init__(self, model: OfflineModel, options: ChatOptions) -> None:
         self._model = model
         self._options = GenerationOptions(temperature=options.temperature, max_tokens=options.max_tokens)
+
+    async def reach(self) -> None:
+        """It is here."""
 
     async def answer(self, turns: list[ChatMessage]) -> AsyncGenerator[str, None]:
         """The answer's text as it comes; closing the generator cancels it."""

@@ -22,6 +22,10 @@ HELP = "Ctrl-C breaks off an answer, Ctrl-D leaves, /reset forgets what was said
 class Answerer(Protocol):
     """Whoever answers a conversation."""
 
+    async def reach(self) -> None:
+        """Raises `BakehouseError` where nobody would answer."""
+        ...
+
     def answer(self, turns: list[ChatMessage]) -> AsyncGenerator[str, None]:
         """The answer's text as it comes; closing the generator cancels it. Raises `BakehouseError`."""
         ...
@@ -65,17 +69,19 @@ class Conversation:
 def converse(answerer: Answerer, *, system: str | None, console: Console) -> int:
     """Talk until the input ends; errors are told and the conversation goes on.
 
-    The exit status: 1 where nobody watched and a turn was not answered.
+    Raises `BakehouseError` at once where nobody would answer. The exit status: 1 where nobody watched and a turn
+    was not answered.
     """
     n_errors = 0
     is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        import readline  # noqa: F401  (gives `input` its line editing; absent on some systems)
-
-        console.print(HELP, highlight=False)
     conversation = Conversation(answerer, system=system, write=_write_now)
     with asyncio.Runner() as runner:
         try:
+            runner.run(answerer.reach())
+            if is_terminal:
+                import readline  # noqa: F401  (gives `input` its line editing; absent on some systems)
+
+                console.print(HELP, highlight=False)
             while (line := _read_turn(is_terminal)) is not None:
                 if line == "/reset":
                     conversation.reset()

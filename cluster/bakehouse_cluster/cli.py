@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bakehouse_cluster import serving
 from bakehouse_cluster.bench import command as bench
+from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import load_config
 from bakehouse_cluster.progress import Stages
 
@@ -203,7 +204,8 @@ def chat(
             "replica.tensor_parallel": tensor_parallel,
         }
         tree = load_config(config, overrides)
-        with Stages(console).stage(f"model {tree.model.source}"):
+        stages = Stages(console)
+        with stages.stage(f"model {tree.model.source}"), compiling_told(stages.note):
             answerer = LocalAnswerer(OfflineModel(tree), options)
     sys.exit(converse(answerer, system=system, console=console))
 

@@ -260,6 +260,8 @@ def _describe(problem: Mapping[str, object]) -> str:
         assert issubclass(model, BaseModel), "each section is a model"
         return f"{dotted}: unknown key; known here: {', '.join(model.model_fields)}"
     message = str(problem["msg"])
+    if str(problem["type"]).startswith("byte_size"):
+        message = "a size is expected, such as 512MiB or 2GB"
     return f"{dotted}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
 
 
@@ -267,13 +269,13 @@ def _read(path: Path) -> dict[str, object]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: a mapping of sections is expected, not {type(tree).__name__}")
+        raise ConfigError(f"--config {path}: a mapping of sections is expected, not {type(tree).__name__}")
     return tree
 
 

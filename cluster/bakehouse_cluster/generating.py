@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -9,9 +10,10 @@ from bakehouse_replica.core.errors import StartupError
 from rich.console import Console
 
 from bakehouse_cluster.batch import Key, Line, answer_all, answered_keys, count_lines, read_lines
+from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.offline import IN_FLIGHT_PER_SEQUENCE, OfflineModel
-from bakehouse_cluster.progress import Stages, counted
+from bakehouse_cluster.progress import Stages, counted, n_of
 
 
 def generate(config: Config, input_path: Path, output_path: Path, console: Console) -> None:
@@ -25,21 +27,35 @@ def generate(config: Config, input_path: Path, output_path: Path, console: Conso
     done = answered_keys(output_path)
     n_open = sum(1 for _ in _open_lines(input_path, done))
     if not n_open:
-        console.print(f"{output_path} holds all {n_lines} answers already", highlight=False, soft_wrap=True)
+        said = f"all {n_of(n_lines, 'answer')}" if n_lines != 1 else "the 1 answer"
+        console.print(f"{output_path} holds {said} already", highlight=False, soft_wrap=True)
         return
+    stages = Stages(console)
     try:
-        with output_path.open("a", encoding="utf-8") as output:
-            with Stages(console).stage(f"model {config.model.source}"):
+        with _appended(output_path) as output, compiling_told(stages.note):
+            with stages.stage(f"model {config.model.source}"):
                 model = OfflineModel(config)
             with counted(console, "answers", n_total=n_lines, n_done=n_lines - n_open) as advance:
                 n_errors = asyncio.run(_answer(model, _open_lines(input_path, done), output, advance))
     except OSError as error:
         raise StartupError(f"{output_path}: {error.strerror}") from error
     console.print(
-        f"{n_open} lines answered in {output_path}, {n_errors} of them by an error",
+        f"{n_of(n_open, 'line')} answered in {output_path}, {n_errors} of them by an error",
         highlight=False,
         soft_wrap=True,
     )
+
+
+@contextmanager
+def _appended(path: Path) -> Iterator[TextIO]:
+    """The file at `path`, to be added to; one that this makes is taken away again where nothing came of it."""
+    is_new = not path.exists()
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            yield file
+    finally:
+        if is_new and path.exists() and not path.stat().st_size:
+            path.unlink()
 
 
 async def _answer(model: OfflineModel, lines: Iterator[Line], output: TextIO, advance: Callable[[], None]) -> int:

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from bakehouse_replica.core.errors import StartupError, Unavailable
 
 from bakehouse_cluster.guard import end_all
 from bakehouse_cluster.ports import LOOPBACK, free_port, require_free_ports
+from bakehouse_cluster.progress import n_of
 from bakehouse_cluster.serve_environment import LocalRaySettings, environment
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ LOST_POLL_S = 1.0
 # What Serve says where a gateway cannot have its port: at the first attempt, and at those after it.
 TAKEN_PORT_SIGNS = ("Failed to bind to address", "NoAvailablePortError")
 DRAIN_POLL_S = 0.1
+# Serve's proxy takes 3 s to start where nothing else runs; Serve would give up after 60 s.
+START_TIMEOUT_S = 300.0
 GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
 WORKER_HOOK = "bakehouse_cluster.worker_hook.confine_worker"
 T = TypeVar("T")
@@ -71,23 +75,29 @@ class LocalRay:
         """The file with the token that the dashboard asks for; only this user can enter its folder."""
         return self._folder / "token"
 
-    def start(self) -> None:
-        """Start Ray and Serve; raises `StartupError` where the machine refuses."""
+    def start(self, *, take_signals: Callable[[], None]) -> None:
+        """Start Ray and Serve; raises `StartupError` where the machine refuses.
+
+        `take_signals` installs the caller's handlers, once more where Ray has taken SIGTERM for itself.
+        """
         self.token_path.write_text(secrets.token_hex(32))
         os.environ.update(environment(self._settings, self._folder, self.token_path))
         import ray  # reads the environment set above
-        from ray._private import worker
+        from ray._private import utils, worker
         from ray._private.parameter import RayParams
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         # Of a program that dies it would print the last 20 lines of the log; `wait_until_lost` says it in one.
         vars(worker)["print_to_stdstream"] = lambda *_lines, **_options: None
+        vars(utils)["set_sigterm_handler"] = lambda _handler: None
+        vars(worker)["connect"] = _with_sigterm_held(worker.connect, take_signals)
         # `ray.init` has no arguments for these. The port's default is 52365 for every Ray of a machine. The log
         # monitor reads all logs all the time to print them here, which is not wanted; the dashboard reads the
         # files itself.
         RayParams.__init__ = with_keyword(  # type: ignore[method-assign]
             RayParams.__init__, dashboard_agent_listen_port=0, include_log_monitor=False
         )
+        begun_s = time.monotonic()
         try:
             context = ray.init(
                 address="local",
@@ -104,7 +114,7 @@ class LocalRay:
                 _temp_dir=str(self._folder / "ray"),
             )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise StartupError(f"Ray did not start: {error}") from error
+            raise StartupError(self._failure("Ray", str(error), time.monotonic() - begun_s)) from error
         children = [(child, child.name()) for child in psutil.Process().children()]
         self._vital = {child: name for child, name in children if name in VITAL_PROGRAMS}
         self.dashboard_address = f"http://{context.dashboard_url}"
@@ -114,6 +124,7 @@ class LocalRay:
     def _start_serve(self) -> None:
         from ray import serve  # reads the environment set by `start`
         from ray.exceptions import RayError
+        from ray.serve._private import api as serve_api
         from ray.serve.config import HTTPOptions, gRPCOptions
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -123,16 +134,32 @@ class LocalRay:
         is_direct = settings.ingress == "direct"
         services = [] if settings.grpc_port is None else [GRPC_SERVICES]
         grpc_port = free_port() if is_direct else settings.grpc_port or free_port()
+        vars(serve_api)["HTTP_PROXY_TIMEOUT"] = START_TIMEOUT_S
+        begun_s = time.monotonic()
         try:
             serve.start(
                 http_options=HTTPOptions(host=settings.host, port=0 if is_direct else settings.port),
                 grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=services),
                 proxy_location="HeadOnly",
             )
-        except RayError as error:
+        except (RayError, TimeoutError) as error:
             self._refuse_taken_port([str(error)])
-            raise StartupError(f"Serve did not start: {str(error).splitlines()[-1]}") from error
+            raise StartupError(self._failure("Serve", str(error), time.monotonic() - begun_s)) from error
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # `serve.start` has set it back to INFO
+
+    def _failure(self, what: str, reason: str, waited_s: float) -> str:
+        """What failed, after how long, why as far as Ray says, and where its logs are, which are kept."""
+        kept = Path(tempfile.mkdtemp(prefix="bakehouse-logs-"))
+        try:
+            shutil.copytree(self.log_folder, kept, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            logger.warning("not all logs could be kept: %s", error)
+        # Ray's messages begin with what every one of them says, and with fields by tabs.
+        said = " ".join(line for line in reason.splitlines()[-2:] if not line.startswith("\t"))
+        return (
+            f"{what} did not start, after {waited_s:.0f} s: {said} {_busyness(self._settings.n_cpus)}"
+            f"Its logs are kept in {kept}"
+        )
 
     def deploy(self, application: "Application") -> None:
         """Run the application and wait until all its replicas do.
@@ -227,6 +254,28 @@ class LocalRay:
 def with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:
     """`function` with these arguments, whatever its callers say."""
     return lambda *args, **kwargs: function(*args, **(kwargs | fixed))
+
+
+def _with_sigterm_held(connect: Callable[..., T], take_signals: Callable[[], None]) -> Callable[..., T]:
+    """`connect`, in which SIGTERM waits: the C++ library takes it there, and would print its stack for it."""
+
+    def connect_undisturbed(*args: object, **kwargs: object) -> T:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return connect(*args, **kwargs)
+        finally:
+            take_signals()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    return connect_undisturbed
+
+
+def _busyness(n_cpus: int) -> str:
+    """A sentence where the machine has more to do than it can."""
+    load, _, _ = os.getloadavg()
+    if load <= n_cpus:
+        return ""
+    return f"This machine is busy (load {load:.1f} on {n_of(n_cpus, 'CPU')}): start it again when it is less so. "
 
 
 def _delete_application() -> None:

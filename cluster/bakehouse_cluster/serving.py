@@ -14,10 +14,11 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.source import open_source
 
 from bakehouse_cluster.checks import check_before_start, check_ranks, is_loopback
+from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.local_ray import LocalRay
 from bakehouse_cluster.ports import LOOPBACK
-from bakehouse_cluster.progress import Stages
+from bakehouse_cluster.progress import Stages, n_of
 from bakehouse_cluster.serve_environment import MIN_GRPC_BYTES, LocalRaySettings
 
 EXAMPLE = "What is the capital of France?"
@@ -57,9 +58,11 @@ def serve(config: Config, stages: Stages) -> int:
     interrupts.install()
     try:
         with ray:
-            _start_ray(ray, stages, interrupts)
+            with stages.stage("Ray, in a private folder"):
+                ray.start(take_signals=interrupts.install)
             _serve_until_interrupted(config, ray, stages)
     except KeyboardInterrupt:  # before anything was deployed: there was nothing to drain
+        stages.note("stopped before anything was served; nothing is left running")
         return interrupts.exit_status
     return 0
 
@@ -98,27 +101,21 @@ class _Interrupts:
         os._exit(self.exit_status)
 
 
-def _start_ray(ray: LocalRay, stages: Stages, interrupts: _Interrupts) -> None:
-    with stages.stage("Ray, in a private folder"):
-        ray.start()
-    interrupts.install()  # `ray.init` has taken SIGTERM for itself
-
-
 def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> None:
     """Drains also where the interrupt comes early: the gateway answers before the last replica has started."""
     try:
         _deploy(config, ray, stages)
         ray.wait_until_lost()
     except KeyboardInterrupt:
-        with stages.stage(f"draining, at most {config.server.drain_s:.0f} s; Ctrl-C again ends at once"):
+        label = f"draining, at most {config.server.drain_s:.0f} s; Ctrl-C again ends at once"
+        with stages.stage(label, done="drained"):
             is_drained = ray.drain(config.server.drain_s + DRAIN_GRACE_S)
-        if not is_drained:
-            stages.note("not everything had ended by then; the rest is ended now")
+            if not is_drained:
+                stages.note("not everything has ended; the rest is ended now")
 
 
 def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
-    n_replicas = config.server.replicas
-    with stages.stage(f"{n_replicas} replica{'s' if n_replicas > 1 else ''}"):
+    with stages.stage(n_of(config.server.replicas, "replica")), compiling_told(stages.note):
         from bakehouse_cluster.app import build  # imports Serve, which reads the environment that `start` has set
 
         ray.deploy(build(config))
@@ -158,7 +155,7 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     stages.note(f"  logs       {ray.log_folder}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
-        f"{server.replicas} replica{'s' if server.replicas > 1 else ''}; "
+        f"{n_of(server.replicas, 'replica')}; "
         f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
     )
     if (server.ingress == "haproxy" or not is_loopback(server.host)) and config.gateway.keys is None:

@@ -3,7 +3,7 @@
 What is not the replica is overhead; at a concurrency of 32 it must stay under a tenth. Prints the shares under
 load and what the same processes use while nothing happens; exits with 1 where the overhead is larger.
 
-    python cluster/benchmarks/cpu_share.py
+    .venv/bin/python cluster/benchmarks/cpu_share.py
 """
 
 import argparse

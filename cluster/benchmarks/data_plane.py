@@ -6,7 +6,7 @@ messages per second through Ray, tokens per second, and CPU milliseconds per tok
 column leaves out what the engine alone spends on a token, measured before. Flags are those of replica and
 consumer, as `bakehouse_cluster.app` gives them; each set has a Ray of its own.
 
-PYTHONPATH=cluster:replica:kernels:router python cluster/benchmarks/data_plane.py [FLAGS ...]
+PYTHONPATH=cluster:replica:kernels:router .venv/bin/python cluster/benchmarks/data_plane.py [FLAGS ...]
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The work of `bakehouse bench` through scheduler and executor alone: what a server could deliver at most.
 
-    python cluster/benchmarks/engine_work.py [--workloads W2 W4] [--weights float32 int8]
+    .venv/bin/python cluster/benchmarks/engine_work.py [--workloads W2 W4] [--weights float32 int8]
 
 No Ray, no HTTP, no tokenizer: prompts are random ids with the shared beginnings of the workload, each finished
 request is followed by the next one at once. The difference to `bakehouse bench` is what the way between costs.

@@ -4,7 +4,7 @@
 last `[DONE]`, with the generator on the same cores. Prints what arrived, the gaps between frames of a stream, and
 the CPU time of each kind of process; exits with 1 where too little arrived.
 
-    python cluster/benchmarks/http_stack.py
+    .venv/bin/python cluster/benchmarks/http_stack.py
 """
 
 import argparse

@@ -4,7 +4,7 @@ The replica draws tokens without a model, as fast as it can or in steps of `--st
 set of flags; the generator runs on the same cores. HAProxy listens on all addresses of this machine while its rows
 are measured.
 
-    python cluster/benchmarks/ingress.py
+    .venv/bin/python cluster/benchmarks/ingress.py
 """
 
 import argparse

@@ -4,7 +4,7 @@ It neither parses frames nor keeps them, because it runs on the cores that it me
 fields, notes when bytes came, and reads the usage in the last event, by which all tokens must have arrived. Run by
 the other benchmarks of this folder, in a process of its own:
 
-    python cluster/benchmarks/sse_load.py http://127.0.0.1:8000 --streams 64 --tokens 1000
+    .venv/bin/python cluster/benchmarks/sse_load.py http://127.0.0.1:8000 --streams 64 --tokens 1000
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Time attention over the paged cache, with the shapes of SmolLM2-135M, all layers.
 
-    python kernels/benchmarks/attention.py [--threads 2] [--kv-dtype float16] [--cpu-time]
+    .venv/bin/python kernels/benchmarks/attention.py [--threads 2] [--kv-dtype float16] [--cpu-time]
 
 A line per batch: milliseconds a step (best of several), the rates that come of it, torch's attention over keys
 and values that are already gathered side by side, how many times faster this one is, and the share of what the

@@ -1,6 +1,6 @@
 """What this machine can do at most: bytes read from memory a second, and operations on registers.
 
-    python kernels/benchmarks/limits.py [--threads 2]
+    .venv/bin/python kernels/benchmarks/limits.py [--threads 2]
 
 No step can be faster than max(bytes / bandwidth, operations / peak). Other scripts take `measured` from here.
 """

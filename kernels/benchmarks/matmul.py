@@ -1,6 +1,6 @@
 """Time the served matrix products against torch's ways and the machine's limits.
 
-    OMP_WAIT_POLICY=passive python kernels/benchmarks/matmul.py [--threads 2] [--shapes qkv,head,step]
+    OMP_WAIT_POLICY=passive .venv/bin/python kernels/benchmarks/matmul.py [--threads 2] [--shapes qkv,head,step]
 
 The shapes are SmolLM2-135M's four products of a layer, with weights of its 30 layers in turn, and its head.
 In G operations/s; "of limit" is the served products' share of what max(bytes / bandwidth, operations / peak)

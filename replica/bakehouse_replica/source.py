@@ -65,6 +65,9 @@ _ALIASES = {
         sampling=RecommendedSampling(temperature=0.2, top_p=0.9),
     )
 }
+_WHAT_IS_KNOWN = (
+    f"give an alias ({', '.join(sorted(_ALIASES))}), a folder, a .gguf file or a hub id like 'owner/name'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,20 +191,17 @@ def _download(hub_id: str, revision: str | None) -> Path:
             etag_timeout=_HUB_TIMEOUT_S,
         )
     except HFValidationError as error:
-        known = ", ".join(sorted(_ALIASES))
-        raise StartupError(
-            f"{name} is unknown: give an alias ({known}), a folder, a .gguf file or a hub id like 'owner/name'"
-        ) from error
+        raise StartupError(f"{name} is unknown: {_WHAT_IS_KNOWN}") from error
     except GatedRepoError as error:
         raise StartupError(f"{name} is gated: accept its terms on the hub, then run `hf auth login`") from error
     except RevisionNotFoundError as error:
         raise StartupError(f"{name}: the hub has the model but not this revision") from error
     except RepositoryNotFoundError as error:
-        raise StartupError(f"{name} is neither a local path nor a public model on the Hugging Face hub") from error
+        raise StartupError(f"{name} is no public model on the Hugging Face hub: {_WHAT_IS_KNOWN}") from error
     except LocalEntryNotFoundError as error:
         raise StartupError(
             f"{name} is not on this machine and the Hugging Face hub cannot be reached: "
-            "check the name and the network, or give a local folder or .gguf file"
+            f"check the network and the name: {_WHAT_IS_KNOWN}"
         ) from error
     except OSError as error:
         raise StartupError(f"{name} could not be downloaded: {str(error).splitlines()[0]}") from error

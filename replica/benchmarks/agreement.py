@@ -1,6 +1,6 @@
 """Prints whether greedy ids of the served float32 path equal the reference path's, and how far others go with it.
 
-python replica/benchmarks/agreement.py [--model smollm2] [--tokens 20480] [--threads 2] [--outputs 48]
+.venv/bin/python replica/benchmarks/agreement.py [--model smollm2] [--tokens 20480] [--threads 2] [--outputs 48]
 
 Prompts are pieces of a fixed text. Float32 must draw the reference's ids; a difference is excused where the two
 best logits of the reference lie within 1e-3, and every one is printed. Exits with 1 where one is not excused. Of

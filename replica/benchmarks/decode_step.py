@@ -1,6 +1,6 @@
 """Where the time of a decode step goes, and how far the step is from what the machine can do at most.
 
-    python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--weights float32 int8]
+    .venv/bin/python replica/benchmarks/decode_step.py [--sequences 1 32] [--context 128] [--weights float32 int8]
 
 Runs what an engine runs, without Ray: the scheduler plans, the executor of the model executes, the scheduler
 applies, the deltas are posted to one event loop. A step plays its operations in one call; for the breakdown they

@@ -6,7 +6,7 @@ subscription, packed into one message a step; pickled as Ray would, but Ray and 
 `cluster/benchmarks/data_plane.py`). First without overlap, then with it: what that gains, `overlap.py` shows. Ends
 with what the engine's thread spends the most time in, the fake executor left out.
 
-PYTHONPATH=replica python replica/benchmarks/engine_step.py
+PYTHONPATH=replica .venv/bin/python replica/benchmarks/engine_step.py
 """
 
 import asyncio

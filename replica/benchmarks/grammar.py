@@ -3,7 +3,7 @@
 A step asks, for each sequence, what may follow and whether the drawn token completes its output, as the sampler
 does. Tokens are drawn at random from what is allowed.
 
-python replica/benchmarks/grammar.py [--model smollm2] [--sequences 32] [--steps 100]
+.venv/bin/python replica/benchmarks/grammar.py [--model smollm2] [--sequences 32] [--steps 100]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Prints the perplexity of a fixed text by the reference path and by those that are served.
 
-python replica/benchmarks/perplexity.py [--model smollm2] [--tokens 20480] [--threads 2]
+.venv/bin/python replica/benchmarks/perplexity.py [--model smollm2] [--tokens 20480] [--threads 2]
 
 The text is cut into windows of 512 tokens, each scored from its second token on, by the executor that serves.
 Exits with 1 where the perplexity of bfloat16 exceeds that of float32 by more than 0.5 %, or of int8 by 1.5 %.

@@ -3,7 +3,7 @@
 `inverse` lays one uniform number a row against the cumulative distribution; `gumbel` gives every token noise of
 its own; `two rounds` is what the sampler does over a whole vocabulary (`bakehouse_replica.model.noise`).
 
-python replica/benchmarks/sampling.py [--model smollm2] [--threads 2]
+.venv/bin/python replica/benchmarks/sampling.py [--model smollm2] [--threads 2]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What the scheduler costs per step: CPU milliseconds of `plan` + `apply`, and of the batch built from the plan.
 
-PYTHONPATH=replica:kernels python replica/benchmarks/scheduler_step.py [--profile]
+PYTHONPATH=replica:kernels .venv/bin/python replica/benchmarks/scheduler_step.py [--profile]
 
 `decode`: so many sequences decode, one token each. `mix`: in every step requests end and others arrive, so that
 prefill, admission and registration are part of each step. Measured on a 2-core AVX-512 machine: 256 sequences with

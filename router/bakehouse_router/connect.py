@@ -127,7 +127,7 @@ def connect(address: str = "auto", *, app_name: str = "bakehouse") -> Client:
     try:
         return Client(serve.get_app_handle(app_name))
     except (RayServeException, RayError) as error:
-        raise Unavailable(f"the application {app_name!r} does not run in this Ray: {error}") from error
+        raise Unavailable(f"the application {app_name!r} does not run in this Ray: {error}") from None
 
 
 def _join(address: str) -> None:
@@ -139,7 +139,8 @@ def _join(address: str) -> None:
         ray.init(address=place, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = " ".join(str(error).split())  # some of Ray's have several lines
-        raise Unavailable(f"no Ray can be reached at {place!r}{origin}: {reason}") from error
+        # The line says all; the errors behind it would bury it under 30 lines of Ray and gRPC.
+        raise Unavailable(f"no Ray can be reached at {place!r}{origin}: {reason}") from None
 
 
 def _found() -> tuple[str, str]:
@@ -147,10 +148,16 @@ def _found() -> tuple[str, str]:
     if named := os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
         return named, " (RAY_ADDRESS)"
     services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    running = services.find_gcs_addresses()  # type: ignore[no-untyped-call]
+    if len(running) > 1 and services.find_bootstrap_address(None) is None:  # none of them is `ray start`'s
+        raise Unavailable(
+            f"several Rays run on this machine, at {', '.join(sorted(running))}: name one by RAY_ADDRESS or "
+            f"connect(ADDRESS); a server's line `Python` says its own"
+        )
     try:
         address = services.get_ray_address_from_environment("auto", None)
-    except ConnectionError as error:
-        raise Unavailable("RAY_ADDRESS is not set, and no Ray runs on this machine") from error
+    except ConnectionError:
+        raise Unavailable("RAY_ADDRESS is not set, and no Ray runs on this machine") from None
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as `ray.init` does for `auto`
     return address, " (found on this machine)"
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from bakehouse_cluster.answerers import ChatOptions, ServerAnswerer
-from bakehouse_cluster.chat import Conversation
+from bakehouse_cluster.chat import Conversation, converse
 from bakehouse_replica.core.errors import BakehouseError, Overloaded, Unavailable
 from bakehouse_router.text.messages import ChatMessage
 from gateways import ScriptedDispatcher, served, tiny_text
+from rich.console import Console
 
 
 class Echo:
@@ -29,6 +30,9 @@ class Echo:
             yield "turns"
         finally:
             self.is_closed.set()
+
+    async def reach(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
@@ -113,8 +117,16 @@ async def test_what_the_server_refuses_is_told_in_its_own_words(tmp_path: Path) 
         await answerer.close()
 
 
+def test_a_server_that_is_not_there_ends_the_conversation_before_it_begins() -> None:
+    answerer = ServerAnswerer("http://127.0.0.1:9", model="m", key="none", options=ChatOptions())
+    with pytest.raises(Unavailable, match="no server answers at"):
+        converse(answerer, system=None, console=Console(stderr=True))
+
+
 async def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
     answerer = ServerAnswerer("http://127.0.0.1:9", model=None, key="none", options=ChatOptions())
-    with pytest.raises(Unavailable, match=r"no server answers at http://127\.0\.0\.1:9"):
+    with pytest.raises(
+        Unavailable, match=r"no server answers at http://127\.0\.0\.1:9: Connection refused; start"
+    ):
         await collect(answerer)
     await answerer.close()

@@ -62,7 +62,8 @@ def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, as
         ("model: {quantize: int4}", r"^model\.quantize: .*'none' or 'int8', not 'int4'$"),
         ("model: {kv_dtype: bfloat16}", r"^model\.kv_dtype: .*'auto', 'float32' or 'float16', not 'bfloat16'$"),
         ("replica: {overlap: maybe}", r"^replica\.overlap: .*'auto', 'on' or 'off', not 'maybe'$"),
-        ("replica: {kv_memory: much}", r"^replica\.kv_memory: .*not 'much'$"),
+        ("replica: {kv_memory: much}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not 'much'$"),
+        ("replica: {kv_memory: 5XB}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not '5XB'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),
         ("a: [", r"not YAML: "),
@@ -74,7 +75,7 @@ def test_what_is_wrong_is_named_with_its_path_and_value(tmp_path: Path, text: st
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"^--config \S*absent\.yaml: No such file"):
         load_config(tmp_path / "absent.yaml", {})
 
 

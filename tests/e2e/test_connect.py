@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 from bakehouse_replica.core.errors import Unavailable
+from ray._private import services
 from servers import STOP_TIMEOUT_S, Server, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -159,6 +160,8 @@ def refusal(address: str, within_s: float) -> str:
         bakehouse.connect(address)
     assert time.monotonic() - started_s < within_s
     assert "\n" not in str(refused.value)
+    # Else its traceback would be preceded by those of Ray and gRPC.
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
     return str(refused.value)
 
 
@@ -170,6 +173,18 @@ def test_a_wrong_address_is_told_at_once(address: str) -> None:
 def test_a_wrong_address_in_the_environment_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert "at '127.0.0.1:1' (RAY_ADDRESS): " in refusal("auto", REFUSAL_TIMEOUT_S)
+
+
+def test_of_several_rays_one_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> set[str]:
+        return {"127.0.0.1:2", "127.0.0.1:1"}
+
+    find.cache_clear = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", find)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda _folder: None)
+    message = refusal("auto", REFUSAL_TIMEOUT_S)
+    assert message.startswith("several Rays run on this machine, at 127.0.0.1:1, 127.0.0.1:2: name one by RAY_A")
 
 
 def test_the_port_of_http_is_refused_at_once(server: Server) -> None:

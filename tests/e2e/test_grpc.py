@@ -208,7 +208,7 @@ def test_a_watch_of_the_health_does_not_delay_the_end(tmp_path: Path) -> None:
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
         faces.server.process.wait(STOP_TIMEOUT_S)
         lines = faces.server.log.read_text().splitlines()
-    (drained,) = [line for line in lines if line.startswith("✓ draining")]
+    (drained,) = [line for line in lines if line.startswith("✓ drained")]
     assert float(drained.rsplit("(", 1)[1].split()[0]) < 10
 
 

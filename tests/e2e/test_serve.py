@@ -194,6 +194,26 @@ def test_nothing_is_left_of_a_server_that_is_killed(tmp_path: Path, number: sign
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("vital", ["gcs_server", "raylet", "ray::ServeController"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_ray_starts_is_a_quiet_line(tmp_path: Path, vital: str, number: signal.Signals) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command("serve", "--port", str(free_port())), stdout=output, stderr=output)
+    family = psutil.Process(process.pid)
+    wait_until(
+        lambda: any(vital in " ".join(child.cmdline()) for child in family.children(recursive=True)),
+        REFUSE_TIMEOUT_S,
+        f"{vital} runs",
+    )
+    process.send_signal(number)
+    assert process.wait(STOP_TIMEOUT_S) == 128 + number
+    lines = log.read_text().splitlines()
+    assert lines[-1] == "stopped before anything was served; nothing is left running"
+    assert all(line[0] in "…✓" for line in lines[:-1]), lines
+
+
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "log") as server, ThreadPoolExecutor() as pool:
         processes = server.tree()

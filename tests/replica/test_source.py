@@ -78,6 +78,7 @@ def test_a_model_in_the_hub_cache_is_opened_without_a_network(
         ("town/none", "v2", "model 'town/none' at revision 'v2' is not on this machine"),
         ("smollm2", "v2", "model 'HuggingFaceTB/SmolLM2-135M-Instruct' at revision 'v2' is not on this machine"),
         ("not a model!", None, r"is unknown: give an alias \(smollm2\), a folder, a .gguf file or a hub id"),
+        ("smolm2", None, r"'smolm2' is not on this machine .*: give an alias \(smollm2\), a folder"),
         ("./nowhere", None, "'./nowhere': there is no such file or folder"),
         ("nowhere.gguf", None, "'nowhere.gguf': there is no such file or folder"),
     ],

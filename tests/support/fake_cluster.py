@@ -28,7 +28,7 @@ def main(port: int, n_replicas: int) -> None:
         host=LOOPBACK, port=port, n_cpus=os.cpu_count() or 1, object_store_bytes=config.server.object_store
     )
     with LocalRay(settings) as ray:
-        ray.start()
+        ray.start(take_signals=lambda: None)
         from bakehouse_cluster.app import build  # imports Serve, which reads the environment that `start` has set
 
         ray.deploy(build(config))

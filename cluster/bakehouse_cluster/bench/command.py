@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from bakehouse_replica.core.errors import StartupError
 from rich.console import Console
 
 from bakehouse_cluster.bench.workloads import PromptForm
@@ -21,7 +22,9 @@ app = typer.Typer(
 @app.callback()
 def bench(
     context: typer.Context,
-    url: Annotated[str, typer.Option(help="The server, without /v1.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(help="The server, without /v1; by default port 8000 here.", show_default=False)
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,
     key: Annotated[str | None, typer.Option(help="API key.", envvar="BAKEHOUSE_API_KEY")] = None,
     workload: Annotated[str, typer.Option(help="W1, W2, W3, W4, fixed, mixed, shared-prefix or trace.")] = "fixed",
@@ -69,12 +72,14 @@ def bench(
         return
     # Load numpy and HTTP clients, which the other commands must not wait for.
     from bakehouse_cluster.bench.finding import found_server
+    from bakehouse_cluster.bench.foreign import printable
     from bakehouse_cluster.bench.measuring import Plan, run_bench
     from bakehouse_cluster.bench.options import Lengths, choose_loads, choose_workload, read_extra_body
     from bakehouse_cluster.bench.plot import check_plot, plot_result
-    from bakehouse_cluster.bench.result import require_folder, write_result
+    from bakehouse_cluster.bench.result import require_writable, write_result
     from bakehouse_cluster.bench.table import Bars, show_result
     from bakehouse_cluster.bench.target import Target
+    from bakehouse_cluster.bench.traces import require_sendable
 
     lengths = Lengths(
         input_tokens=input_tokens,
@@ -93,11 +98,12 @@ def bench(
         n_warmup=warmup,
         warms_prefixes=not cold_prefixes,
         timeout_s=timeout,
-        label=label,
+        label=printable(label),
     )
     extra_fields = read_extra_body(extra_body)
+    require_sendable(chosen, is_chat=chat)
     if output is not None:
-        require_folder(output)
+        require_writable(output)
     if plot is not None:
         check_plot(plan.loads, plot)
     console = Console(stderr=True)
@@ -122,6 +128,8 @@ def bench(
         plot_result(result, plot)
     if result.is_partial:
         sys.exit(INTERRUPTED)
+    if not result.n_answered:
+        raise StartupError(f"{found.url} answered no request; the reasons stand below the table")
 
 
 @app.command()

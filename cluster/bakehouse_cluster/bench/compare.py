@@ -9,7 +9,7 @@ from rich.console import Console
 from bakehouse_cluster.bench.records import ANSWERED
 from bakehouse_cluster.bench.result import Point, Result
 from bakehouse_cluster.bench.statistics import Distribution
-from bakehouse_cluster.bench.table import plain_table
+from bakehouse_cluster.bench.table import plain_table, print_table
 
 Pair = tuple[Point, Point]
 
@@ -54,7 +54,7 @@ def show_comparison(first: Result, second: Result, pairs: tuple[Pair, ...], cons
             table.add_row(
                 a.load.label, name, f"{value_a:.1f}", f"{value_b:.1f}", f"{_ratio(value_a, value_b):.2f}"
             )
-    console.print(table)
+    print_table(table, console)
     if any(a.prompts_digest != b.prompts_digest for a, b in pairs):
         console.print("the lengths were the same, the prompts were not: other tokenizers", highlight=False)
 

@@ -8,7 +8,9 @@ from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.source import open_source
 
+from bakehouse_cluster.bench.foreign import parsed
 from bakehouse_cluster.bench.prompts import Encoder
+from bakehouse_cluster.bench.reply import refusal
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -93,16 +95,18 @@ def server_encoder(http: httpx.Client, model: str) -> Encoder | None:
 def _post(http: httpx.Client, path: str, body: Mapping[str, object]) -> dict[str, object]:
     try:
         reply = http.post(path, json=body)
-        tree = reply.json() if reply.is_success else None
+        tree = parsed(reply.content) if reply.is_success else None
     except (httpx.HTTPError, ValueError) as error:
         raise StartupError(f"{path} of the server: {error}; name a tokenizer by --tokenizer") from error
+    if not reply.is_success:
+        raise StartupError(f"{path} of the server: {refusal(reply.status_code, reply.content)}")
     if not isinstance(tree, dict):
-        raise StartupError(f"{path} of the server: HTTP {reply.status_code}; name a tokenizer by --tokenizer")
+        raise StartupError(f"{path} of the server answers no JSON object; name a tokenizer by --tokenizer")
     return tree
 
 
 def _ids(reply: dict[str, object], key: str) -> tuple[int, ...]:
     ids = reply.get(key)
-    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
         raise StartupError("/tokenize of the server answers without token ids; name a tokenizer by --tokenizer")
     return tuple(ids)

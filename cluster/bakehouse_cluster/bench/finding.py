@@ -8,7 +8,9 @@ import httpx
 from bakehouse_replica.core.errors import StartupError
 
 from bakehouse_cluster.bench.encoders import DEFAULT_MODEL, local_encoder, server_encoder
+from bakehouse_cluster.bench.foreign import parsed, printable
 from bakehouse_cluster.bench.prompts import Encoder
+from bakehouse_cluster.reaching import unreachable
 
 THE_SERVERS = "server"
 _TIMEOUT_S = 60.0
@@ -62,21 +64,37 @@ def _find_model(http: httpx.Client, url: str, model: str | None) -> tuple[str, s
     try:
         reply = http.get("/v1/models")
     except httpx.HTTPError as error:
-        raise StartupError(f"no server at {url}: {error}; start one, or name another by --url") from error
+        raise StartupError(unreachable(url, error)) from error
     if reply.status_code in (401, 403):
         raise StartupError(f"{url} asks for a key; give it by --key or BAKEHOUSE_API_KEY")
-    try:
-        models = reply.raise_for_status().json()["data"]
-        names = [str(one["id"]) for one in models]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+    owners = owners_in(reply)
+    if owners is None:
         raise StartupError(
             f"{url}/v1/models: HTTP {reply.status_code} without a list of models; "
             f"--url is the address of a server with OpenAI's API, without /v1"
-        ) from error
-    if not names:
+        )
+    if not owners:
         raise StartupError(f"{url} serves no model")
-    if model is not None and model not in names:
-        raise StartupError(f"{url} does not serve {model!r}; it serves {', '.join(names)}")
-    index = 0 if model is None else names.index(model)
-    told = (str(models[index].get("owned_by") or ""), reply.headers.get("server", ""))
-    return names[index], ", ".join(one for one in told if one)
+    if model is not None and model not in owners:
+        raise StartupError(f"{url} does not serve {model!r}; it serves {', '.join(owners)}")
+    name = next(iter(owners)) if model is None else model
+    told = (owners[name], printable(reply.headers.get("server", "")))
+    return name, ", ".join(one for one in told if one)
+
+
+def owners_in(reply: httpx.Response) -> dict[str, str] | None:
+    """The owner of each model that `/v1/models` lists, None where that is not what the reply is."""
+    try:
+        tree = parsed(reply.content) if reply.is_success else None
+    except ValueError:
+        return None
+    models = tree.get("data") if isinstance(tree, dict) else None
+    if not isinstance(models, list):
+        return None
+    owners: dict[str, str] = {}
+    for one in models:
+        name = one.get("id") if isinstance(one, dict) else None
+        if not isinstance(name, str) or printable(name) != name:
+            return None
+        owners[name] = printable(str(one.get("owned_by") or ""))
+    return owners

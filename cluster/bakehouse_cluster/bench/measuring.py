@@ -23,6 +23,7 @@ from bakehouse_cluster.bench.sending import Sendable, Sender, closed_loop, open_
 from bakehouse_cluster.bench.statistics import summarize
 from bakehouse_cluster.bench.target import Target
 from bakehouse_cluster.bench.workloads import Demand, SharedPrefixes, Workload, arriving, poisson_arrivals
+from bakehouse_cluster.progress import n_of
 
 MAX_DEFAULT_WARMUP = 16
 DEFAULT_WARMUP_OF_OPEN_LOOPS = 4
@@ -147,7 +148,7 @@ def _without_given(demand: Demand) -> Demand:
 
 
 def _said_of_warmup(plan: Plan, n_warmup: int) -> str:
-    said = f"{n_warmup} requests of the same lengths with prompts of their own"
+    said = f"{n_of(n_warmup, 'request')} of the same lengths with prompts of their own"
     if n_warmup and isinstance(plan.workload, SharedPrefixes):
         n_warm = min(n_warmup, plan.workload.n_prefixes)
         if plan.warms_prefixes:

@@ -146,7 +146,8 @@ def read_extra_body(text: str | None) -> dict[str, object]:
     """`--extra-body`. Raises `StartupError` where it is not a JSON object."""
     try:
         tree = json.loads(text or "{}")
-    except ValueError as error:
+        json.dumps(tree, ensure_ascii=False, allow_nan=False).encode()  # else neither request nor file can hold it
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"--extra-body {text}: {error}") from error
     if not isinstance(tree, dict):
         raise StartupError(f"--extra-body {text}: not a JSON object")

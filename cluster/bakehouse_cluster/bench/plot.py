@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bakehouse_replica.core.errors import StartupError
 
-from bakehouse_cluster.bench.result import Load, Point, Result, require_folder
+from bakehouse_cluster.bench.result import Load, Point, Result, require_writable
 
 _AXES = {"concurrency": "users at once", "rate": "requests a second", "speed": "speed of the trace"}
 _INCHES = (12, 3.6)
@@ -21,7 +21,7 @@ def check_plot(loads: Sequence[Load], path: Path) -> None:
     kinds = sorted({load.kind for load in loads})
     if len(kinds) > 1:
         raise StartupError(f"--plot needs loads of one kind, not of {' and '.join(kinds)}")
-    require_folder(path)
+    require_writable(path)
 
 
 def plot_result(result: Result, path: Path) -> None:

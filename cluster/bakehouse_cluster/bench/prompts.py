@@ -67,9 +67,18 @@ class PromptWriter:
         self._n_leading = _n_equal(encoder.encode("able"), encoder.encode("hundred"))
 
     def write(self, demand: Demand) -> Ask:
-        """A prompt for `demand`. Raises `StartupError` where none of that length is found."""
-        if demand.given is not None:
-            return _given(demand, self._encoder)
+        """A prompt for `demand`.
+
+        Raises `StartupError`, which names its origin, where none of that length is found or it cannot be counted.
+        """
+        try:
+            return self._written(demand) if demand.given is None else _given(demand, self._encoder)
+        except StartupError as error:
+            what = "its prompt" if demand.n_input is None else f"a prompt of {demand.n_input:,} tokens"
+            where = f"{demand.origin}: " if demand.origin else ""
+            raise StartupError(f"{where}{what}: {error.message}") from error
+
+    def _written(self, demand: Demand) -> Ask:
         assert demand.n_input is not None, "a demand has a prompt or its length"
         prefix = "" if demand.prefix_id is None else self._prefix(demand.prefix_id, demand.n_prefix)
         text, token_ids = self._text(demand.n_input, prefix)
@@ -95,7 +104,7 @@ class PromptWriter:
             if self._encoder.encode(text) == token_ids and token_ids[: len(prefix_ids)] == prefix_ids:
                 return text, token_ids
         raise StartupError(
-            f"no prompt of exactly {n_tokens} tokens was found that the tokenizer {self._encoder.name} encodes "
+            f"no text of exactly {n_tokens} tokens was found that the tokenizer {self._encoder.name} encodes "
             f"and decodes to the same; ask for longer prompts, or name another tokenizer by --tokenizer"
         )
 

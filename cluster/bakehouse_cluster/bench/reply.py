@@ -1,14 +1,13 @@
 """Reads one streamed reply: when its text came, what the server counted, how it ended.
 
-Between its first text and its end a frame only leaves its arrival time: whether it must be parsed is seen by
-looking for a few bytes, which costs 1.0 µs where JSON costs 2.9 (202 bytes; `cluster/benchmarks/generator.py`).
+Every frame is checked as far as it is used here: a server that sends nonsense has not answered, and is told so.
 """
 
-import json
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from bakehouse_cluster.bench.foreign import parsed, printable
 from bakehouse_cluster.bench.records import Outcome
 from bakehouse_cluster.bench.sse import SseReader
 
@@ -18,25 +17,14 @@ HTTP_OK = 200
 _SHED_CODES = (*SHED_STATUSES, "429", "503", "overloaded", "unavailable")
 _N_ERROR_BYTES = 4096
 _N_PROBLEM_CHARS = 300
+_N_FRAME_BYTES = 80
+_NOT_AN_ANSWER = "the server's reply is not OpenAI's"
+# No context and no answer is as long; sums of such counts are exact as floats, too.
+MAX_COUNT = 10**9
 
 
-def is_plain(payload: bytes) -> bool:
-    """Whether a frame after the first text holds nothing but more text. JSON may have a space after the colon."""
-    return not (
-        b'"finish_reason":"' in payload
-        or b'"finish_reason": "' in payload
-        or b'"usage":{' in payload
-        or b'"usage": {' in payload
-        or b'"error"' in payload
-    )
-
-
-def _text_of(choice: dict[str, object]) -> object:
-    """Any text of a completion's or a chat's choice, reasoning and tool calls too."""
-    delta = choice.get("delta")
-    if isinstance(delta, dict):
-        return delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")
-    return choice.get("text")
+class _Misformed(Exception):
+    """A frame that is not as OpenAI has them; says what is wrong with it."""
 
 
 def tokens_of_frames(n_frames: int, n_output: int | None, counts: Sequence[tuple[int, int]]) -> tuple[float, ...]:
@@ -92,23 +80,18 @@ class ReplyReader:
 
     def receive(self, piece: bytes) -> None:
         """A piece of the reply's body has come."""
-        now = self._clock()
-        if self.status != HTTP_OK:
+        if self.status == HTTP_OK:
+            self._read_all(self._events.feed(piece), self._clock())
+        else:
             self._error_body = (self._error_body + piece)[:_N_ERROR_BYTES]
-            return
-        for payload in self._events.feed(piece):
-            if self.frame_s and is_plain(payload) and payload != DONE:
-                self.frame_s.append(now)
-            else:
-                self._read(payload, now)
 
     def end(self) -> None:
         """The body is whole."""
-        now = self._clock()
-        for payload in self._events.finish():
-            self._read(payload, now)
+        self._read_all(self._events.finish(), self._clock())
         if self.status != HTTP_OK:
-            self._refused()
+            self.is_shed = self.status in SHED_STATUSES
+            assert self.status is not None, "there is no reply without a status"
+            self._fail(refusal(self.status, self._error_body))
 
     def frame_tokens(self) -> tuple[float, ...]:
         """Tokens of each frame in `frame_s`."""
@@ -121,71 +104,127 @@ class ReplyReader:
         if self.problem is not None:
             return Outcome.ERROR
         if not (self.is_done or self.has_finished):
-            self.problem = "the stream ended without a finish_reason and without [DONE]"
+            self._fail("the stream ended without a finish_reason and without [DONE]")
             return Outcome.ABORTED
+        is_counted = self.n_usage is not None
+        if not (self.frame_s or is_counted or (self.has_finished and n_asked is None)):
+            self._fail(f"{_NOT_AN_ANSWER}: the stream ended without any text or token count")
+            return Outcome.ERROR
         if n_asked is not None and self.n_usage is not None and self.n_usage != n_asked:
             self.problem = f"answered with {self.n_usage} tokens where {n_asked} were asked for"
             return Outcome.SHORT
         return Outcome.OK
 
-    def _refused(self) -> None:
-        self.is_shed = self.status in SHED_STATUSES
-        try:
-            error = _error_of(json.loads(self._error_body))
-        except ValueError:
-            error = self._error_body.decode(errors="replace")
-        self.problem = _one_line(f"HTTP {self.status}: {_message_of(error)}")
+    def _fail(self, problem: str) -> None:
+        """The first problem is the one that is told."""
+        if self.problem is None:
+            self.problem = _one_line(problem)
+
+    def _read_all(self, payloads: Sequence[bytes], now: float) -> None:
+        for payload in payloads:
+            try:
+                self._read(payload, now)
+            except _Misformed as error:
+                start = payload[:_N_FRAME_BYTES].decode(errors="replace")
+                self._fail(f"{_NOT_AN_ANSWER}: {error} in {start}{'…' * (len(payload) > _N_FRAME_BYTES)}")
 
     def _read(self, payload: bytes, now: float) -> None:
         if payload == DONE:
             self.is_done = True
             return
         try:
-            event = json.loads(payload)
+            event = parsed(payload)
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            self.problem = _one_line(f"a frame that is no JSON object: {payload[:80]!r}")
-            return
-        if event.get("error"):
-            error = event["error"]
+            raise _Misformed("no JSON object")
+        if error := event.get("error"):
             self.is_shed = isinstance(error, dict) and error.get("code") in _SHED_CODES
-            self.problem = _one_line(f"error in the stream: {_message_of(error)}")
+            self._fail(f"error in the stream: {_said_in(payload)}")
             return
         n_before = len(self.frame_s)
-        self._read_choices(event, now)
-        if usage := event.get("usage"):
-            self._read_usage(usage, has_text=len(self.frame_s) > n_before)
-
-    def _read_choices(self, event: dict[str, object], now: float) -> None:
-        choices = event.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if _text_of(choice):
+        for choice in _list_in(event, "choices"):
+            if not isinstance(choice, dict):
+                raise _Misformed("a choice that is no object")
+            if _has_text(choice):
                 self.frame_s.append(now)
             if choice.get("finish_reason"):
                 self.has_finished = True
+        if (usage := _object_in(event, "usage")) is not None:
+            self._read_usage(usage, has_text=len(self.frame_s) > n_before)
 
     def _read_usage(self, usage: dict[str, object], *, has_text: bool) -> None:
-        n_output, n_input = usage.get("completion_tokens"), usage.get("prompt_tokens")
-        if isinstance(n_output, int):
+        n_output, n_input = _count_in(usage, "completion_tokens"), _count_in(usage, "prompt_tokens")
+        if n_output is not None:
+            if n_output < (self.n_usage or 0):
+                raise _Misformed(f"completion_tokens that fall from {self.n_usage} to {n_output}")
             self.n_usage = n_output
             if has_text:
                 self._counts.append((len(self.frame_s) - 1, n_output))
-        if isinstance(n_input, int):
+        if n_input is not None:
             self.n_input = n_input
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-            self.n_cached = details["cached_tokens"]
+        details = _object_in(usage, "prompt_tokens_details")
+        if details is not None and (n_cached := _count_in(details, "cached_tokens")) is not None:
+            self.n_cached = n_cached
 
 
-def _error_of(tree: object) -> object:
-    return tree.get("error", tree) if isinstance(tree, dict) else tree
+def refusal(status: int, body: bytes) -> str:
+    """One line: the status, and what the server says about it."""
+    return _one_line(f"HTTP {status}: {_said_in(body)}")
 
 
-def _message_of(error: object) -> object:
-    return error.get("message", error) if isinstance(error, dict) else error
+def _has_text(choice: dict[str, object]) -> bool:
+    """Any text of a completion's or a chat's choice, reasoning and tool calls too."""
+    delta = _object_in(choice, "delta")
+    if delta is None:
+        return bool(_text_in(choice, "text"))
+    texts = (_text_in(delta, "content"), _text_in(delta, "reasoning_content"))
+    return any(texts) or bool(_list_in(delta, "tool_calls"))
+
+
+def _object_in(tree: dict[str, object], key: str) -> dict[str, object] | None:
+    value = tree.get(key)
+    if value is None or isinstance(value, dict):
+        return value
+    raise _Misformed(f"{key} that is no object")
+
+
+def _list_in(tree: dict[str, object], key: str) -> list[object]:
+    value = tree.get(key)
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    raise _Misformed(f"{key} that is no list")
+
+
+def _text_in(tree: dict[str, object], key: str) -> str | None:
+    value = tree.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise _Misformed(f"{key} that is no text")
+
+
+def _count_in(tree: dict[str, object], key: str) -> int | None:
+    value = tree.get(key)
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+        return value
+    raise _Misformed(f"{key} that is no count")
+
+
+def _said_in(body: bytes) -> str:
+    """The message in an error's envelope, else the body as it is."""
+    try:
+        tree = parsed(body)
+    except ValueError:
+        tree = None
+    error = tree.get("error", tree) if isinstance(tree, dict) else tree
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else body.decode(errors="replace")
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(text)
     return line if len(line) <= _N_PROBLEM_CHARS else line[: _N_PROBLEM_CHARS - 1] + "…"

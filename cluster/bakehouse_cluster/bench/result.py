@@ -3,6 +3,7 @@
 The file is the dataclass `Result` as it stands, field by field; times in seconds.
 """
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 from bakehouse_replica.core.errors import StartupError
 from pydantic import TypeAdapter, ValidationError
 
+from bakehouse_cluster.bench.records import ANSWERED
 from bakehouse_cluster.bench.statistics import Summary
 from bakehouse_cluster.bench.workloads import Parameters, PromptForm
 
@@ -98,22 +100,45 @@ class Result:
         """Whether it was interrupted."""
         return not self.points or any(point.is_partial for point in self.points)
 
+    @property
+    def n_answered(self) -> int:
+        """Requests whose tokens and latencies count."""
+        return sum(point.summary.outcomes.get(outcome, 0) for point in self.points for outcome in ANSWERED)
+
 
 _ADAPTER = TypeAdapter(Result)
 
 
-def require_folder(path: Path) -> None:
-    """Raises `StartupError` where a file could not be written at `path`, as far as its folder shows."""
+def require_writable(path: Path) -> None:
+    """Raises `StartupError` where a file cannot be written at `path`, which is tried without changing anything."""
     if not path.parent.is_dir():
         raise StartupError(f"{path}: there is no folder {path.parent}")
+    is_new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_result(result: Result, path: Path) -> None:
-    """Raises `StartupError` where the file cannot be written."""
+    """Raises `StartupError` where the file cannot be written; it says where the result is instead."""
+    content = _ADAPTER.dump_json(result, indent=2) + b"\n"
     try:
-        path.write_bytes(_ADAPTER.dump_json(result, indent=2) + b"\n")
+        path.write_bytes(content)
     except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}") from error
+        raise StartupError(f"{path} cannot be written: {error.strerror}; {_kept(content)}") from error
+
+
+def _kept(content: bytes) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(prefix="bakehouse-bench-", suffix=".json", delete=False) as file:
+            file.write(content)
+    except OSError as error:
+        return f"nor can a temporary file: {error.strerror}"
+    return f"the result is in {file.name}"
 
 
 def read_result(path: Path) -> Result:

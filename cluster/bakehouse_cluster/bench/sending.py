@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bakehouse_cluster.bench.connection import Broken, ConnectionPool
 from bakehouse_cluster.bench.records import Outcome, Record
 from bakehouse_cluster.bench.reply import ReplyReader
+from bakehouse_cluster.reaching import reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Sender:
         except Broken as error:
             outcome, problem = Outcome.ABORTED, str(error)
         except OSError as error:
-            outcome, problem = Outcome.ERROR, f"no connection: {error}"
+            outcome, problem = Outcome.ERROR, f"no connection: {reason_of(error)}"
         else:
             outcome = reader.outcome(sendable.n_exact)
         n_frames = len(reader.frame_s)

@@ -4,15 +4,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from bakehouse_cluster.bench.records import Outcome
 from bakehouse_cluster.bench.result import Point, Result
 from bakehouse_cluster.bench.statistics import Distribution, Summary
-from bakehouse_cluster.progress import counted
+from bakehouse_cluster.progress import counted, n_of
 
 _N_PROBLEMS = 5
+_UNBOUNDED = 10_000
 _WRONG = (Outcome.SHORT, Outcome.ERROR, Outcome.SHED, Outcome.ABORTED)
 _LEGEND = (
     "in ms, of answered requests; beside them which share of all was short, failed, shed (429, 503) or broke "
@@ -32,11 +36,22 @@ class Bars:
         return counted(self._console, label, n_total=n_total, n_done=0)
 
 
+def print_table(table: Table, console: Console) -> None:
+    """No cell is shortened or broken, however narrow `console` is: only headings are, between words."""
+    for index, column in enumerate(table.columns):
+        unbroken = [*str(column.header).split(), *(Text.from_markup(str(cell)).plain for cell in column.cells)]
+        column.min_width = max(map(cell_len, unbroken), default=0) + (index == 0)  # there rich pads by one more
+    narrowest = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).minimum
+    if narrowest > console.width:
+        table.width = narrowest
+    console.print(table, crop=False)
+
+
 def plain_table(*headings: str, n_left: int = 1) -> Table:
-    """A table whose first `n_left` columns are texts, the others numbers."""
+    """A table whose first `n_left` columns are texts, the others numbers; `print_table` prints it."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < n_left else "right", no_wrap=index < n_left)
+        table.add_column(heading, justify="left" if index < n_left else "right")
     return table
 
 
@@ -45,10 +60,14 @@ def show_result(result: Result, console: Console) -> None:
     environment, work = result.environment, result.work
     lengths = ", ".join(f"{name.removeprefix('n_')} {value}" for name, value in work.parameters.items())
     name = environment.label or environment.model
-    console.print(f"{name} at {environment.url}: {work.name}: {lengths}", soft_wrap=True, highlight=False)
-    console.print(_throughput(result))
+    console.print(
+        f"{name} at {environment.url}: {work.name}: {lengths}", soft_wrap=True, highlight=False, markup=False
+    )
+    print_table(_throughput(result), console)
     console.print(_LEGEND, style="dim", highlight=False)
-    console.print(_latencies(result))
+    print_table(_latencies(result), console)
+    for line in _warmups(result):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     for point in result.points:
         for remark in _remarks(point):
             console.print(f"{point.load.label}: {remark}", highlight=False, soft_wrap=True, markup=False)
@@ -94,19 +113,33 @@ def _shares(summary: Summary) -> tuple[str, ...]:
     return tuple(f"[red]{share:.1%}[/red]" if share else "0%" for share in shares)
 
 
+def _warmups(result: Result) -> list[str]:
+    """What ran before the measurements: a line for each kind, with its number of requests at each load."""
+    counts: dict[str, list[str]] = {}
+    for point in result.points:
+        n_requests, _, kind = point.warmup.partition(" ")
+        counts.setdefault(kind.removeprefix("requests").removeprefix("request"), []).append(n_requests)
+    return [
+        f"warm-up: {', '.join(dict.fromkeys(numbers))} request{'' if {*numbers} == {'1'} else 's'}{kind}"
+        for kind, numbers in counts.items()
+    ]
+
+
 def _remarks(point: Point) -> list[str]:
     summary = point.summary
-    remarks = [f"warm-up: {point.warmup}"]
+    remarks = []
     if summary.n_cached_tokens:
         share = summary.n_cached_tokens / max(1, summary.n_input_tokens)
         remarks.append(f"{share:.1%} of the prompts' tokens came from the server's prefix cache")
     if summary.n_input_other:
         remarks.append(
-            f"the server counted {summary.n_input_other} prompts otherwise than planned: {summary.n_input_tokens} "
-            f"tokens in all instead of {point.n_input_planned}; name the model's own tokenizer by --tokenizer"
+            f"the server counted {n_of(summary.n_input_other, 'prompt')} otherwise than planned: "
+            f"{summary.n_input_tokens} tokens in all instead of {point.n_input_planned}; "
+            f"name the model's own tokenizer by --tokenizer"
         )
     for problem, n_times in list(summary.problems.items())[:_N_PROBLEMS]:
-        remarks.append(f"{n_times} times: {problem}")
+        remarks.append(f"{n_of(n_times, 'time')}: {problem}")
     if len(summary.problems) > _N_PROBLEMS:
-        remarks.append(f"and {len(summary.problems) - _N_PROBLEMS} other problems; --output keeps them all")
+        n_others = n_of(len(summary.problems) - _N_PROBLEMS, "other problem")
+        remarks.append(f"and {n_others}; --output keeps them all")
     return remarks

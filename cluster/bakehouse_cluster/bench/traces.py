@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Self
 from bakehouse_replica.core.errors import StartupError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bakehouse_cluster.bench.workloads import Demand, Messages, Parameters
+from bakehouse_cluster.bench.workloads import Demand, Messages, Parameters, Workload
 
 _PROMPTS = ("input_tokens", "prompt", "token_ids", "messages")
 
@@ -47,7 +47,7 @@ class _Line(BaseModel):
             raise ValueError(f"needs exactly one of {', '.join(_PROMPTS)}")
         return self
 
-    def demand(self) -> Demand:
+    def demand(self, origin: str) -> Demand:
         messages = None
         if self.messages is not None:
             messages = Messages(tuple((one.role, one.content) for one in self.messages))
@@ -56,6 +56,7 @@ class _Line(BaseModel):
             n_input=self.input_tokens,
             given=self.prompt or self.token_ids or messages,
             arrival_s=self.arrival_s,
+            origin=origin,
         )
 
 
@@ -101,18 +102,26 @@ def read_trace(path: Path) -> Trace:
     return Trace(file_name=path.name, digest=blake2b(content, digest_size=16).hexdigest(), lines=lines)
 
 
+def require_sendable(workload: Workload, *, is_chat: bool) -> None:
+    """Raises `StartupError`, which names the line, where a trace has a prompt that this API cannot be asked by."""
+    for demand in workload.lines if isinstance(workload, Trace) else ():
+        if isinstance(demand.given, Messages) and not is_chat:
+            raise StartupError(f"{demand.origin}: messages need --chat")
+        if isinstance(demand.given, tuple) and is_chat:
+            raise StartupError(f"{demand.origin}: token_ids cannot be asked in a chat; leave out --chat")
+
+
 def _read_lines(content: bytes, path: Path) -> Iterator[Demand]:
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
+        origin = f"trace {path}, line {number}"
         try:
-            yield _Line.model_validate_json(line).demand()
+            yield _Line.model_validate_json(line).demand(origin)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise StartupError(
-                f"trace {path}, line {number}: {f'{where}: ' if where else ''}{first['msg']}"
-            ) from error
+            raise StartupError(f"{origin}: {f'{where}: ' if where else ''}{first['msg']}") from error
 
 
 def _require_order(lines: tuple[Demand, ...], path: Path) -> None:

@@ -25,7 +25,7 @@ class Demand:
 
     `n_input`: of the whole prompt, None where the prompt is given. `prefix_id` and `n_prefix`: the shared
     beginning, by number, which is part of `n_input`. `given`: a prompt's text, its ids, or chat messages.
-    `arrival_s`: from the start.
+    `arrival_s`: from the start. `origin`: which line of which file asks for it, "" for none.
     """
 
     n_output: int
@@ -34,6 +34,7 @@ class Demand:
     n_prefix: int = 0
     given: "str | tuple[int, ...] | Messages | None" = None
     arrival_s: float | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

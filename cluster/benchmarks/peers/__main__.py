@@ -6,7 +6,7 @@ checked. Servers start anew in each of `--repeat` rounds, in which all systems t
 slow minutes hit all alike; the tables show medians over rounds. The first run installs the peers (5 GB) and
 compiles llama.cpp, which takes a C++ compiler and ten minutes or more:
 
-    python cluster/benchmarks/peers --repeat 3 --output results
+    .venv/bin/python cluster/benchmarks/peers --repeat 3 --output results
 """
 
 import argparse

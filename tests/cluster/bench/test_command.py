@@ -113,8 +113,10 @@ async def test_a_short_answer_is_never_taken_for_a_whole_one(tmp_path: Path) -> 
         (("--model", "other"), "does not serve 'other'; it serves scripted"),
         (("--extra-body", '{"foo": 1}'), "the server answered no request of the warm-up: HTTP 400: "),
         (("--workload", "W9"), "--workload W9: unknown; there are W1, W2, W3, W4, fixed, "),
+        (("--extra-body", '{"a": "\\ud800"}'), "--extra-body "),
+        (("--output", "/proc/r.json"), "/proc/r.json cannot be written: No such file or directory"),
         (("--output", "/nowhere/r.json"), "/nowhere/r.json: there is no folder /nowhere"),
-        (("--url", "http://127.0.0.1:1"), "no server at http://127.0.0.1:1: "),
+        (("--url", "http://127.0.0.1:1"), "no server answers at http://127.0.0.1:1: Connection refused"),
     ],
 )
 async def test_what_cannot_be_measured_is_one_line(
@@ -124,6 +126,27 @@ async def test_what_cannot_be_measured_is_one_line(
     assert (status, output) == (1, "")
     assert errors.splitlines()[-1].startswith("bakehouse: ")
     assert message in errors.splitlines()[-1]
+
+
+async def test_a_trace_with_messages_is_refused_by_its_line_before_anything_is_sent(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Hello"}], "output_tokens": 4}')
+    status, _, errors = await bench("--url", server.url, "--workload", "trace", "--trace", str(path))
+    assert (status, errors) == (1, f"bakehouse: trace {path}, line 1: messages need --chat\n")
+    assert not server.client.requests
+
+
+async def test_a_measurement_without_any_answer_is_kept_and_fails(server: ScriptedServer, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    status, output, errors = await bench(
+        "--url", server.url, "--output", str(path), *FIXED, "--warmup", "0", "--extra-body", '{"foo": 1}'
+    )
+    assert status == 1
+    assert errors.splitlines()[-1].startswith(f"bakehouse: {server.url} answered no request")
+    assert "6 times: HTTP 400: " in output
+    assert read_result(path).points[0].summary.outcomes[Outcome.ERROR] == 6
 
 
 async def test_ctrl_c_tells_what_was_measured_and_that_it_is_partial(tmp_path: Path) -> None:

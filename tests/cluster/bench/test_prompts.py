@@ -109,9 +109,38 @@ def test_the_same_seed_writes_the_same() -> None:
 def test_a_tokenizer_that_does_not_read_back_what_it_wrote_is_refused() -> None:
     writer = PromptWriter(ForgetfulEncoder(), Random(0), {})
     with pytest.raises(
-        StartupError, match=r"no prompt of exactly 8 tokens .* the tokenizer forgetful .* --tokenizer"
+        StartupError, match=r"no text of exactly 8 tokens .* the tokenizer forgetful .* --tokenizer"
     ):
         writer.write(Demand(n_input=8, n_output=1))
+
+
+class FullEncoder(ByteEncoder):
+    """Takes no more than so many characters, as a server with a limit on bodies."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if len(text) > 1000:
+            raise StartupError("/tokenize: HTTP 413")
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("demand", "words"),
+    [
+        (Demand(n_input=1_000_000, n_output=1), "a prompt of 1,000,000 tokens: /tokenize: HTTP 413"),
+        (
+            Demand(n_input=1_000_000, n_output=1, origin="trace t, line 3"),
+            "trace t, line 3: a prompt of 1,000,000 tokens: /tokenize: HTTP 413",
+        ),
+        (
+            Demand(given="a" * 1001, n_output=1, origin="trace t, line 3"),
+            "trace t, line 3: its prompt: /tokenize: HTTP 413",
+        ),
+    ],
+)
+def test_a_prompt_that_cannot_be_counted_is_named_with_its_length_and_line(demand: Demand, words: str) -> None:
+    with pytest.raises(StartupError) as refused:
+        PromptWriter(FullEncoder(), Random(0), {}).write(demand)
+    assert refused.value.message == words
 
 
 @pytest.mark.parametrize(

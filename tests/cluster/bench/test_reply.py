@@ -156,7 +156,99 @@ def test_a_stream_without_an_end_is_aborted() -> None:
     assert reader.problem == "the stream ended without a finish_reason and without [DONE]"
 
 
-def test_a_frame_that_is_no_json_is_an_error() -> None:
-    reader = read("{broken", "[DONE]")
+def with_usage(**counts: object) -> str:
+    return json.dumps({"choices": [], "usage": counts})
+
+
+@pytest.mark.parametrize("n_before", [0, 2])
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        ("{broken", "no JSON object"),
+        ("garbage", "no JSON object"),
+        ("3", "no JSON object"),
+        ("[" * 3_000, "no JSON object"),
+        ('{"\\u0061":' * 500, "no JSON object"),
+        ('{"choices": "x"}', "choices that is no list"),
+        ('{"choices": [null]}', "a choice that is no object"),
+        ('{"choices": ["x"]}', "a choice that is no object"),
+        ('{"choices": [{"text": 5}]}', "text that is no text"),
+        ('{"choices": [{"delta": "x"}]}', "delta that is no object"),
+        ('{"choices": [{"delta": {"content": ["x"]}}]}', "content that is no text"),
+        ('{"choices": [{"delta": {"tool_calls": 1}}]}', "tool_calls that is no list"),
+        ('{"usage": "x"}', "usage that is no object"),
+        (with_usage(completion_tokens=-5), "completion_tokens that is no count"),
+        (with_usage(completion_tokens=True), "completion_tokens that is no count"),
+        (with_usage(completion_tokens=2.5), "completion_tokens that is no count"),
+        (with_usage(completion_tokens=int("9" * 400)), "completion_tokens that is no count"),
+        (with_usage(prompt_tokens="7"), "prompt_tokens that is no count"),
+        (with_usage(prompt_tokens_details=[1]), "prompt_tokens_details that is no object"),
+        (with_usage(prompt_tokens_details={"cached_tokens": -1}), "cached_tokens that is no count"),
+    ],
+)
+def test_a_frame_that_is_not_openais_fails_its_request_wherever_it_comes(
+    payload: str, complaint: str, n_before: int
+) -> None:
+    reader = read(*[frame("a")] * n_before, payload, frame("b", "length"), usage_frame(1), "[DONE]")
     assert reader.outcome(1) is Outcome.ERROR
-    assert reader.problem == "a frame that is no JSON object: b'{broken'"
+    assert reader.problem is not None
+    assert reader.problem.startswith(f"the server's reply is not OpenAI's: {complaint} in ")
+    assert payload[:40] in reader.problem
+    assert len(reader.problem) < 200
+    assert all(n_tokens >= 0 for n_tokens in reader.frame_tokens())
+
+
+def test_counts_that_fall_from_frame_to_frame_fail_their_request() -> None:
+    reader = read(frame("a", usage=usage(4)), frame("b", "length", usage=usage(3)), "[DONE]")
+    assert reader.outcome(4) is Outcome.ERROR
+    assert reader.problem is not None
+    assert "completion_tokens that fall from 4 to 3" in reader.problem
+
+
+@pytest.mark.parametrize("n_asked", [None, 5])
+def test_a_stream_of_nothing_but_its_end_is_no_answer(n_asked: int | None) -> None:
+    reader = read("[DONE]")
+    assert reader.outcome(n_asked) is Outcome.ERROR
+    assert reader.problem == (
+        "the server's reply is not OpenAI's: the stream ended without any text or token count"
+    )
+
+
+def test_an_empty_answer_will_do_where_no_length_was_fixed() -> None:
+    ended = frame("", "stop")
+    assert read(ended, "[DONE]").outcome(None) is Outcome.OK
+    assert read(ended, "[DONE]").outcome(5) is Outcome.ERROR
+    assert read(ended, usage_frame(0), "[DONE]").outcome(5) is Outcome.SHORT
+
+
+def test_a_frame_without_text_leaves_no_time_after_the_first_text_either() -> None:
+    assert list(read(frame("a"), frame(""), frame("b", "length"), "[DONE]").frame_s) == [1, 3]
+
+
+def test_half_of_a_surrogate_pair_is_text() -> None:
+    reader = read('{"choices": [{"text": "\\ud83d"}]}', frame("b", "length"), "[DONE]")
+    assert list(reader.frame_s) == [1, 2]
+    assert reader.problem is None
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_errors_words_can_be_written_to_any_terminal_and_file(status: int) -> None:
+    reader = ReplyReader(lambda: 0.0)
+    reader.begin(status)
+    body = b'{"error": {"message": "it \\ud800 \\u001b[2J broke\\r"}}'
+    reader.receive(b"data: " + body + b"\n\n" if status == 200 else body)
+    reader.end()
+    assert reader.problem is not None
+    assert reader.problem.endswith(r": it \ud800 \x1b[2J broke")
+    assert reader.problem.encode()
+
+
+@pytest.mark.parametrize("body", [b"[" * 4096, b'{"error": {"code": 5}}', b"null", b"\xff\xfe"])
+def test_an_error_without_a_message_is_told_as_it_is(body: bytes) -> None:
+    reader = ReplyReader(lambda: 0.0)
+    reader.begin(500)
+    reader.receive(body)
+    reader.end()
+    assert reader.outcome(1) is Outcome.ERROR
+    assert reader.problem is not None
+    assert reader.problem.startswith(f"HTTP 500: {body[:50].decode(errors='replace')}")

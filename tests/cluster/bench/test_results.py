@@ -1,6 +1,8 @@
 """Result files: read as they were written, compared, shown and drawn."""
 
 import io
+import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,16 @@ import pytest
 from bakehouse_cluster.bench.compare import least_ratio, pair_points, show_comparison
 from bakehouse_cluster.bench.plot import plot_result
 from bakehouse_cluster.bench.records import Outcome
-from bakehouse_cluster.bench.result import Environment, Load, Point, Result, Work, read_result, write_result
+from bakehouse_cluster.bench.result import (
+    Environment,
+    Load,
+    Point,
+    Result,
+    Work,
+    read_result,
+    require_writable,
+    write_result,
+)
 from bakehouse_cluster.bench.statistics import Distribution, Summary
 from bakehouse_cluster.bench.table import show_result
 from bakehouse_cluster.bench.workloads import PromptForm
@@ -79,8 +90,8 @@ W4 = Work(
 )
 
 
-def shown(text_of: Result) -> str:
-    console = Console(file=io.StringIO(), width=100)
+def shown(text_of: Result, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
     show_result(text_of, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -110,6 +121,33 @@ def test_what_is_no_result_is_refused_in_a_line(tmp_path: Path, text: str, messa
         read_result(path)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
+
+
+def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path) -> None:
+    there, new = tmp_path / "there.json", tmp_path / "new.json"
+    there.write_text("kept")
+    require_writable(there)
+    require_writable(new)
+    assert (there.read_text(), new.exists()) == ("kept", False)
+    for wrong in (tmp_path, Path("/proc/x.json"), there / "r.json"):
+        with pytest.raises(StartupError, match=re.escape(str(wrong))):
+            require_writable(wrong)
+
+
+def test_a_result_that_cannot_be_written_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = result(point(1, 100.0))
+    with pytest.raises(StartupError, match="cannot be written: No space left on device; the result is in "):
+        write_result(written, Path("/dev/full"))
+    (kept,) = tmp_path.iterdir()
+    assert read_result(kept) == written
+
+
+def test_only_answered_requests_count_as_answered() -> None:
+    assert result(point(1, 1.0), point(2, 1.0)).n_answered == 2 * (2 + 2)
+    assert result(point(1, 0.0, outcomes={Outcome.SHED: 3, Outcome.ABORTED: 1})).n_answered == 0
 
 
 def test_points_of_equal_load_are_paired_and_the_worst_ratio_counts() -> None:
@@ -157,6 +195,34 @@ def test_shares_of_what_went_wrong_stand_beside_every_latency() -> None:
     assert ["1", "at", "once", "TTFT", "10.0", "30.0", "40.0", "50.0", *wrong] in lines
     assert ["1", "at", "once", "E2E", *wrong] in lines
     assert ["1", "at", "once:", "2", "times:", "HTTP", "503:", "no", "[red]room[/red]"] in lines
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_no_number_is_shortened_however_narrow_the_terminal(width: int) -> None:
+    slow = Distribution(mean=1.0, p50=1303.7123, p90=13037.1234, p99=130371.234, max=1303712.34)
+    text = shown(result(point(32, 12345678.9, e2e_s=slow, itl_s=slow, duration_s=98765.43)), width)
+    lines = [line.split() for line in text.splitlines()]
+    numbers = ["1303712.3", "13037123.4", "130371234.0", "1303712340.0", *["20.0%"] * 4]
+    assert ["32", "at", "once", "E2E", *numbers] in lines
+    assert ["32", "at", "once", "10", "98765.43", "12345678.9", "500.0", "2.00", "0%"] in lines
+    assert not any(line.endswith("…") for line in text.splitlines())
+
+
+def test_a_comparison_in_a_narrow_terminal_shows_its_numbers() -> None:
+    first, second = result(point(1, 12345678.9)), result(point(1, 24691357.8))
+    console = Console(file=io.StringIO(), width=20)
+    show_comparison(first, second, pair_points(first, second), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["1", "at", "once", "output", "tok/s", "12345678.9", "24691357.8", "2.00"] in lines
+
+
+def test_a_warm_up_is_told_once_with_its_number_at_each_load() -> None:
+    said = [f"{n} request{'s' * (n > 1)} of the same lengths" for n in (1, 8, 8)]
+    points = [replace(point(n + 1, 1.0), warmup=text) for n, text in enumerate(said)]
+    assert shown(result(*points)).count("warm-up") == 1
+    assert "\nwarm-up: 1, 8 requests of the same lengths\n" in shown(result(*points))
+    assert "\nwarm-up: 1 request of the same lengths\n" in shown(result(points[0]))
 
 
 def test_what_is_odd_about_a_measurement_is_said() -> None:

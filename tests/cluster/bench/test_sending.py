@@ -131,6 +131,38 @@ async def test_what_is_no_http_is_aborted() -> None:
     assert record.problem.startswith("the server does not speak HTTP/1.1")
 
 
+async def test_nonsense_in_a_stream_is_told_as_such_and_the_connection_goes_on() -> None:
+    nonsense = stream(TWO_TOKENS[0], '{"choices": [null]}', *TWO_TOKENS[1:])
+    async with sender_to([nonsense], [ANSWER]) as (sender, server):
+        record = await sender.send(sendable(), time.perf_counter())
+        assert record.outcome is Outcome.ERROR
+        assert record.problem is not None
+        assert record.problem.startswith("the server's reply is not OpenAI's: a choice that is no object")
+        assert (await sender.send(sendable(), time.perf_counter())).outcome is Outcome.OK
+        assert server.n_connections == 1
+
+
+@pytest.mark.parametrize("head", [HEAD, b"HTTP/1.1 200 OK\r\n\r\n"])
+async def test_an_error_of_the_reader_is_not_blamed_on_the_server(head: bytes) -> None:
+    class Broken:
+        def begin(self, status: int) -> None:
+            pass
+
+        def receive(self, piece: bytes) -> None:
+            pass
+
+        def end(self) -> None:
+            raise ZeroDivisionError
+
+    end = LAST_CHUNK if head == HEAD else b""
+    async with raw_server([head + end, "close"]) as server:
+        pool = ConnectionPool(server.url)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(ZeroDivisionError):
+                await pool.exchange(sendable().request, Broken())
+        pool.close()
+
+
 async def test_nobody_at_the_address_is_an_error() -> None:
     async with raw_server([ANSWER]) as server:
         url = server.url

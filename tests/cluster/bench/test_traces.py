@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from bakehouse_cluster.bench.traces import read_trace
+from bakehouse_cluster.bench.traces import read_trace, require_sendable
 from bakehouse_cluster.bench.workloads import Demand, Messages
 from bakehouse_replica.core.errors import StartupError
 
@@ -24,14 +24,26 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_each_line_is_a_request_in_the_files_order(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path, WHOLE))
+    path = write(tmp_path, WHOLE)
+    trace = read_trace(path)
     assert trace.has_times
     assert trace.demands(trace.n_requests, Random(0)) == (
-        Demand(arrival_s=0.0, n_input=120, n_output=64),
-        Demand(arrival_s=0.4, given="Once upon a time", n_output=16),
-        Demand(arrival_s=1.1, given=(504, 253, 18), n_output=8),
-        Demand(arrival_s=1.1, given=Messages((("user", "Hello"),)), n_output=9),
+        Demand(arrival_s=0.0, n_input=120, n_output=64, origin=f"trace {path}, line 1"),
+        Demand(arrival_s=0.4, given="Once upon a time", n_output=16, origin=f"trace {path}, line 2"),
+        Demand(arrival_s=1.1, given=(504, 253, 18), n_output=8, origin=f"trace {path}, line 4"),
+        Demand(arrival_s=1.1, given=Messages((("user", "Hello"),)), n_output=9, origin=f"trace {path}, line 5"),
     )
+
+
+@pytest.mark.parametrize(
+    ("is_chat", "complaint"),
+    [(False, "line 5: messages need --chat"), (True, "line 4: token_ids cannot be asked in a chat")],
+)
+def test_a_prompt_that_the_api_does_not_take_is_refused_by_its_line(
+    tmp_path: Path, is_chat: bool, complaint: str
+) -> None:
+    with pytest.raises(StartupError, match=complaint):
+        require_sendable(read_trace(write(tmp_path, WHOLE)), is_chat=is_chat)
 
 
 def test_more_requests_than_lines_begin_from_the_top_again(tmp_path: Path) -> None:
