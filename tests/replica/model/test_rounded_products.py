@@ -55,8 +55,9 @@ def test_served_logits_are_those_of_the_definition(
     from_definition = distance(tiny, served, ORACLES[kind], SEQUENCES)
     from_float32 = distance(tiny, served, ReferenceOps(), SEQUENCES)
     print(f"mean distance from the definition {from_definition:.1e}, from float32 {from_float32:.1e}")
-    # Sums in another order may round a number of a row the other way, rarely.
-    assert from_definition < 0.1 * from_float32
+    # Sums in another order may round a number of a row the other way: 0.15 of it on a processor without bfloat16
+    # instructions. With inputs that are not rounded at all it is 1.1.
+    assert from_definition < 0.3 * from_float32
     assert from_float32 < 0.05 * float(torch.stack(list(paged_logits(*tiny, [LONG], [3, 1])[0].values())).std())
 
 
