@@ -29,9 +29,9 @@ REPLACED_WITHIN_S = 30.0
 # A program that joins the server's Ray takes its time on busy cores.
 JOIN_TIMEOUT_S = 200
 GROUPS_IN_RAY = """
-import json, ray
+import json, bakehouse
 from ray.util import placement_group_table
-ray.init(address="auto", log_to_driver=False, logging_level="ERROR", runtime_env={})
+bakehouse.connect()
 groups = [group["state"] for group in placement_group_table().values()]
 print(json.dumps(groups))
 """
