@@ -40,6 +40,7 @@ print(json.dumps(groups))
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("serve") / "log", "--tensor-parallel", "3", *MODEL_LIMITS) as ready:
+        wait_until(lambda: "Ctrl-C ends it" in ready.log.read_text(), 30, "announced")
         yield ready
 
 
