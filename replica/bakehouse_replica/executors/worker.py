@@ -95,6 +95,7 @@ class Reporter:
         """This rank has ended by itself."""
         self.collective = None
         self._has_ended.set()
+        self._thread.join()  # it still looks at the connection, which can be closed now
 
     def wait_until_orphaned(self) -> None:
         """Until rank 0 has gone: before, the end of this rank's connections would mean its death."""
