@@ -6,7 +6,7 @@ Also the program that rank 0 starts where no Ray does: settings, invitation and 
 import logging
 import os
 import pickle
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -95,17 +95,19 @@ class Reporter:
         """This rank has ended by itself."""
         self.collective = None
         self._has_ended.set()
+        self._thread.join()  # it still looks at the connection, which can be closed now
 
     def wait_until_orphaned(self) -> None:
         """Until rank 0 has gone: before, the end of this rank's connections would mean its death."""
         self._is_orphaned.wait()
 
     def _run(self) -> None:
-        while not self._is_orphaned.is_set():
-            self.report(ReportKind.ALIVE)
-            readable, _, _ = select.select([self._connection], [], [], self._period_s)
-            if readable:  # rank 0 says nothing here: it has closed the connection, or died
-                self._is_orphaned.set()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            while not self._is_orphaned.is_set():
+                self.report(ReportKind.ALIVE)
+                if selector.select(self._period_s):  # rank 0 says nothing here: it has closed it, or died
+                    self._is_orphaned.set()
         if not self._has_ended.wait(_ORPHAN_GRACE_S):
             self._on_orphaned()
 
