@@ -11,10 +11,9 @@ from bakehouse_replica.core.types import Capacity, ReplicaCard, SchedulingPolicy
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.fake import FakeExecutor
-from bakehouse_replica.executors.in_process import InProcessExecutor, load_executor
-from bakehouse_replica.executors.on_device import load_device_executor
+from bakehouse_replica.executors.loading import load_model
 from bakehouse_replica.executors.scripted import ScriptedExecutor
-from bakehouse_replica.executors.tensor_parallel import RankPlaces, TensorParallelExecutor, gather, lead
+from bakehouse_replica.executors.tensor_parallel import OwnPart, RankPlaces, TensorParallelExecutor, gather, lead
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.model.collective import Collective
@@ -116,11 +115,10 @@ def _model_executor(
     """The one that runs the model itself, on one device or on several."""
     grammars = _grammars(files, spec)
     if settings.tensor_parallel == 1:
-        load_alone = load_device_executor if device_of(settings).type == "cuda" else load_executor
-        return load_alone(settings, files, spec, max_model_len, constraints=grammars)
+        return load_model(settings, files, spec, max_model_len, constraints=grammars)
 
-    def load(collective: Collective) -> InProcessExecutor:
-        return load_executor(settings, files, spec, max_model_len, constraints=grammars, collective=collective)
+    def load(collective: Collective) -> OwnPart:
+        return load_model(settings, files, spec, max_model_len, constraints=grammars, collective=collective)
 
     return gather(lead(settings, ranks), load)
 

@@ -13,11 +13,10 @@ from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
-from bakehouse_replica.executors.on_device import DeviceModel, build_device_executor
+from bakehouse_replica.executors.on_device import DeviceExecutor, build_device_executor, device_model
 from bakehouse_replica.executors.scripted import ScriptedExecutor
 from bakehouse_replica.executors.tensor_parallel import gather
-from bakehouse_replica.model.collective import Collective
-from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.sharding import Shard, local_spec
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, LayerWeights
@@ -98,19 +97,33 @@ def make_in_process(capacity: Capacity) -> Executor:
 
 def make_on_device(capacity: Capacity) -> Executor:
     """The runner of GPUs, with its recordings, by the reference's operations."""
+    return device_part(Alone(), capacity)
+
+
+def device_part(collective: Collective, capacity: Capacity) -> DeviceExecutor:
+    """One rank's part of the model, as on a GPU."""
     spec, weights = random_model()
-    ops = ReferenceOps()
-    model = DeviceModel(
-        spec=spec,
-        decoder=Decoder(spec, weights, ops),
-        ops=ops,
-        device=torch.device("cpu"),
+    shard = Shard(collective.rank, collective.size)
+    model = device_model(
+        local_spec(spec, shard),
+        part_of(weights, spec, shard),
+        ReferenceOps(),
+        collective,
         block_size=capacity.block_size,
         max_model_len=spec.context_length,
         max_step_tokens=capacity.max_step_tokens,
         max_sequences=capacity.max_sequences,
     )
     return build_device_executor(model, n_blocks=capacity.n_blocks, max_flights=capacity.max_flights)
+
+
+def make_tensor_parallel_on_device(capacity: Capacity) -> Executor:
+    """Two ranks of the same model, as on two GPUs."""
+
+    def load(collective: Collective) -> DeviceExecutor:
+        return device_part(collective, capacity)
+
+    return gather(leader_of(2, load), load)
 
 
 def make_tensor_parallel(capacity: Capacity) -> Executor:
@@ -155,6 +168,7 @@ OVERLAPPING = [
     pytest.param(make_in_process, id="in_process"),
     pytest.param(make_on_device, id="on_device"),
     pytest.param(make_tensor_parallel, id="tensor_parallel"),
+    pytest.param(make_tensor_parallel_on_device, id="tensor_parallel_on_device"),
     pytest.param(make_scripted, id="scripted"),
 ]
 EXECUTORS = [

@@ -25,7 +25,9 @@ class ThreadRanks:
 
     def __init__(self, invitation: Invitation, load: LoadRank) -> None:
         self._threads = [
-            threading.Thread(target=run_rank, args=(invitation, rank, load, CPU, lambda: None), daemon=True)
+            threading.Thread(
+                target=run_rank, args=(invitation, rank, load, lambda: CPU, lambda: None), daemon=True
+            )
             for rank in range(1, invitation.size)
         ]
         for thread in self._threads:

@@ -24,7 +24,8 @@ class GraphRecorder:
             work()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # Other threads may call CUDA meanwhile: that of NCCL looks at its events.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             result = work()
         return GraphRecording(graph, result)
 

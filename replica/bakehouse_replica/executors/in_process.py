@@ -43,6 +43,11 @@ class InProcessExecutor:
         """What it was built with."""
         return self._capacity
 
+    @property
+    def takes_placeholders(self) -> bool:
+        """Of the host's own steps alone: other ranks need the tokens."""
+        return False
+
     def prepare(self, params: SamplingParams) -> None:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)

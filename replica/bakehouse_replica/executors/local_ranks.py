@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Protocol
 
+import torch
+
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.executors.links import Invitation
 from bakehouse_replica.settings import ReplicaSettings
@@ -33,10 +35,12 @@ class StartRanks(Protocol):
 
 
 class LocalRanks:
-    """Child processes."""
+    """Child processes. On GPUs each sees one of its own, and this process has the first."""
 
     def __init__(self, settings: ReplicaSettings, invitation: Invitation) -> None:
-        self._processes = [_start(settings, invitation, rank) for rank in range(1, invitation.size)]
+        """Raises `StartupError` where this machine has too few GPUs."""
+        places = own_gpus(invitation.size) if settings.device == "cuda" else [{}] * invitation.size
+        self._processes = [_start(settings, invitation, rank, places[rank]) for rank in range(1, invitation.size)]
 
     @property
     def process_ids(self) -> list[int]:
@@ -59,17 +63,26 @@ class LocalRanks:
                 process.wait()
 
 
-def _start(settings: ReplicaSettings, invitation: Invitation, rank: int) -> subprocess.Popen[bytes]:
+def own_gpus(n_ranks: int) -> list[dict[str, str]]:
+    """The environment by which each rank sees a GPU of its own, as under Ray, of those that this process sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    n_gpus = torch.cuda.device_count()
+    if n_gpus < n_ranks:
+        raise StartupError(f"--tensor-parallel is {n_ranks}, but this machine shows {n_gpus} GPUs, one for a rank")
+    names = visible.split(",") if visible else [str(index) for index in range(n_gpus)]
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+
+
+def _start(
+    settings: ReplicaSettings, invitation: Invitation, rank: int, place: dict[str, str]
+) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
+        **place,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         # A rank that waits for others must not take the cores that they compute on.
         "OMP_WAIT_POLICY": "passive",
     }
-    if settings.device == "cuda":  # each rank sees its own device alone, as under Ray
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else [str(index) for index in range(invitation.size)]
-        environment["CUDA_VISIBLE_DEVICES"] = devices[rank]
     process = subprocess.Popen(
         [sys.executable, "-m", "bakehouse_replica.executors.worker"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,8 @@
-"""Builds the executor that runs a model on a GPU: measures a step, sizes the cache, records decode steps."""
+"""Builds the executor that runs a model, or one rank's part of it, on a GPU.
+
+Measures the largest step, sizes the cache by it, records decode steps. Where several ranks share the model, each
+step of that is one that all of them do, in the same order: what they say to each other stands within.
+"""
 
 import gc
 import logging
@@ -13,15 +17,19 @@ from bakehouse_replica.core.capacity import KVShape, blocks_for
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, Chunk, Sample, StepPlan
+from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, StepPlan
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
+from bakehouse_replica.model.batch import FlatChunks
 from bakehouse_replica.model.buckets import Buckets, buckets_of
+from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS, DeviceMemory, graph_bytes_of, plan_device_blocks
+from bakehouse_replica.model.parallel_ops import ParallelOps
+from bakehouse_replica.model.sharding import Shard, local_spec
 from bakehouse_replica.model.spec import ModelSpec
-from bakehouse_replica.model.weights import load_weights
+from bakehouse_replica.model.weights import DecoderWeights, load_weights
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import ModelFiles
 
@@ -46,6 +54,11 @@ class DeviceExecutor:
         """What it was built with."""
         return self._capacity
 
+    @property
+    def takes_placeholders(self) -> bool:
+        """What the step before has drawn is on the device."""
+        return True
+
     def prepare(self, params: SamplingParams) -> None:
         """Compiles the grammar."""
         prepare_constraint(self._constraints, params)
@@ -54,6 +67,11 @@ class DeviceExecutor:
         """Launches the step."""
         assert self._runner is not None, f"step {plan.step} for an executor that has been closed"
         return self._runner.begin(plan)
+
+    def follow(self, copies: tuple[BlockCopy, ...], flat: FlatChunks | None) -> None:
+        """Launches the same step where this is another rank than the first; see `DeviceRunner.follow`."""
+        assert self._runner is not None, "a step for an executor that has been closed"
+        self._runner.follow(copies, flat)
 
     def close(self) -> None:
         """Lets go of weights, cache and recordings."""
@@ -67,11 +85,16 @@ def load_device_executor(
     max_model_len: int,
     *,
     constraints: ConstraintSource | None = None,
+    collective: Collective | None = None,
 ) -> DeviceExecutor:
     """The executor that the settings ask for on a GPU, with weights loaded and decode steps recorded.
 
-    Raises `StartupError` where the device cannot serve the model so.
+    With a `collective`, that of its rank, on a GPU of its own; all ranks load theirs at the same time. Raises
+    `StartupError` where the device cannot serve the model so.
     """
+    collective = collective or Alone()
+    shard = Shard(collective.rank, collective.size)
+    own_spec = local_spec(spec, shard)
     device = device_of(settings)
     dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
     n_threads = settings.n_threads or torch.get_num_threads()
@@ -80,43 +103,47 @@ def load_device_executor(
     except ValueError as error:
         raise StartupError(f"model {files.name!r}: {error}") from error
     begun_at = perf_counter()
-    # Nobody but the decoder keeps the weights, so what it packs into a copy is freed.
-    decoder = Decoder(spec, load_weights(files, spec, dtype=dtype, device=device), ops)
-    loaded_at = perf_counter()
     block_size = settings.block_size or default_block_size(device)
-    model = DeviceModel(
-        spec=spec,
-        decoder=decoder,
-        ops=ops,
-        device=device,
+    # Nobody but the decoder keeps the weights, so what it packs into a copy is freed.
+    model = device_model(
+        own_spec,
+        load_weights(files, spec, dtype=dtype, device=device, shard=shard),
+        ops,
+        collective,
         block_size=block_size,
         max_model_len=max_model_len,
         max_step_tokens=settings.max_step_tokens,
         max_sequences=settings.max_sequences,
     )
+    loaded_at = perf_counter()
     shape = KVShape(
         n_layers=spec.n_layers,
-        n_kv_heads=spec.n_kv_heads,
+        n_kv_heads=own_spec.n_kv_heads,
         head_dim=spec.head_dim,
         element_bytes=kv_dtype.itemsize,
         block_size=block_size,
     )
-    n_blocks = plan_device_blocks(
+    asked_bytes = settings.kv_memory_bytes
+    own_blocks = plan_device_blocks(
         shape,
         measure(model, shape.block_bytes),
-        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_bytes=None if asked_bytes is None else asked_bytes // shard.size,
         max_model_len=max_model_len,
     )
+    n_blocks = collective.smallest(own_blocks)
     executor = build_device_executor(
         model,
         n_blocks=n_blocks,
-        block_bytes=shape.block_bytes,
+        block_bytes=shard.size * shape.block_bytes,
         max_flights=settings.max_flights(is_apart=True),
         constraints=constraints,
     )
     logger.info(
-        "%s in %s on %s: weights in %.1f s, warm-up and graphs in %.1f s, %d blocks of %d tokens in %s (%.0f MB)",
+        "%s, rank %d of %d, in %s on %s: weights in %.1f s, warm-up and graphs in %.1f s, "
+        "%d blocks of %d tokens in %s (%.0f MB)",
         files.name,
+        shard.rank,
+        shard.size,
         str(dtype).removeprefix("torch."),
         torch.cuda.get_device_name(device),
         loaded_at - begun_at,
@@ -131,7 +158,7 @@ def load_device_executor(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
-    """A model on its device, and the largest step that it has to do."""
+    """A model, or one rank's part of it, on its device, and the largest step that it has to do."""
 
     spec: ModelSpec
     decoder: Decoder
@@ -170,6 +197,32 @@ class DeviceModel:
         )
 
 
+def device_model(
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    ops: Ops,
+    collective: Collective | None = None,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_step_tokens: int,
+    max_sequences: int,
+) -> DeviceModel:
+    """The model on the device of its weights. With a `collective`, spec and weights are those of its rank."""
+    if collective is not None and collective.size > 1:
+        ops = ParallelOps(ops, collective)
+    return DeviceModel(
+        spec=spec,
+        decoder=Decoder(spec, weights, ops, collective),
+        ops=ops,
+        device=weights.embedding_VE.device,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_step_tokens=max_step_tokens,
+        max_sequences=max_sequences,
+    )
+
+
 def build_device_executor(
     model: DeviceModel,
     *,
@@ -184,9 +237,9 @@ def build_device_executor(
     """
     runner = model.runner(n_blocks, constraints)
     for plan in (largest_step(model, n_blocks), one_decode(model)):
-        runner.begin(plan).result()
+        runner.rehearse(plan)
     runner.graphs.record()
-    runner.begin(one_decode(model)).result()
+    runner.rehearse(one_decode(model))
     capacity = Capacity(
         n_blocks=n_blocks,
         block_size=model.block_size,
@@ -210,9 +263,9 @@ def measure(model: DeviceModel, block_bytes: int) -> DeviceMemory:
     resting_bytes = torch.cuda.memory_allocated(device) + (n_blocks + N_NULL_BLOCKS) * block_bytes
     runner = model.runner(n_blocks)
     plan = largest_step(model, n_blocks)
-    runner.begin(plan).result()  # once, so that what is loaded and compiled does not count
+    runner.rehearse(plan)  # once, so that what is loaded and compiled does not count
     torch.cuda.reset_peak_memory_stats(device)
-    runner.begin(plan).result()
+    runner.rehearse(plan)
     step_bytes = torch.cuda.max_memory_allocated(device) - resting_bytes
     begun_at = perf_counter()
     taken = [_taken_by(runner, bucket, device) for bucket in model.buckets.falling()[:2]]

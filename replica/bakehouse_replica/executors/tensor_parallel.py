@@ -1,24 +1,37 @@
 """The executor whose model is shared by several ranks; this process is rank 0, which plans, draws and answers.
 
 Rank 0 starts the others by whatever `StartRanks` it is given and waits for them, all load their parts, and then
-each step is an order that goes out before rank 0 begins its own part. A `Watch` looks after the ranks: where one
-is lost so is the replica, with an error that names it, be it in a step or in idle hours.
+each step is an order that goes out before rank 0 begins its own part. On devices that is when the step is begun,
+and what the step before draws reaches all ranks there; on hosts it is when the step's turn comes.
+
+A `Watch` looks after the ranks: where one is lost so is the replica, with an error that names it, be it in a step
+or in idle hours.
 """
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from bakehouse_replica.core.errors import BakehouseError, StartupError
-from bakehouse_replica.core.executor import execute
+from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.control import StepOrder, encode
-from bakehouse_replica.executors.host_steps import HostStep, HostSteps
-from bakehouse_replica.executors.in_process import InProcessExecutor
-from bakehouse_replica.executors.links import SECRET_BYTES, STEP_LIMITS, Invitation, Reception, hang_up, send_order
+from bakehouse_replica.executors.device_choice import device_of
+from bakehouse_replica.executors.host_steps import HostSteps
+from bakehouse_replica.executors.links import (
+    SECRET_BYTES,
+    STEP_LIMITS,
+    Invitation,
+    Link,
+    Reception,
+    hang_up,
+    send_order,
+)
 from bakehouse_replica.executors.local_ranks import LocalRanks, Ranks, StartRanks
 from bakehouse_replica.executors.watch import Watch
 from bakehouse_replica.model.batch import flatten
@@ -27,7 +40,17 @@ from bakehouse_replica.settings import ReplicaSettings
 
 LOOPBACK = "127.0.0.1"
 
-LoadOwn = Callable[[Collective], InProcessExecutor]
+
+class OwnPart(Executor, Protocol):
+    """What carries out rank 0's part."""
+
+    @property
+    def takes_placeholders(self) -> bool:
+        """Whether the other ranks need no word from the host of what the step before has drawn."""
+        ...
+
+
+LoadOwn = Callable[[Collective], OwnPart]
 OnLoss = Callable[[BakehouseError], None]
 
 
@@ -65,12 +88,9 @@ class Leader:
         invitation = Invitation(
             host=host, port=reception.port, store_port=store_port, size=size, timeout_s=timeout_s, secret=secret
         )
-        self._ranks = start(invitation)
         try:
-            self._links = reception.welcome(size, self._ranks.check)
-        except BaseException:
-            self._ranks.end()
-            raise
+            self._ranks = start(invitation)
+            self._links = _welcomed(reception, size, self._ranks)
         finally:
             reception.close()
         self.watch = Watch(
@@ -107,6 +127,22 @@ class Leader:
         except OSError as error:
             raise self.watch.explain(error) from error
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """An error within raises what `watch` knows, where a rank is lost: also where it shows in another way.
+
+        So does the end, where operations of a device have been aborted.
+        """
+        try:
+            yield
+        except CollectiveError as error:
+            raise self.watch.explain(error) from error
+        except Exception as error:
+            if self.watch.loss is not None:
+                raise self.watch.loss from error
+            raise
+        self.watch.check()
+
     def tell_of_loss(self, on_loss: OnLoss) -> None:
         """`on_loss` is called, perhaps twice, in any thread, when a rank is lost, or has been already."""
         self._on_loss = on_loss
@@ -129,10 +165,18 @@ class Leader:
             self._collective.abort()
 
 
+def _welcomed(reception: Reception, size: int, ranks: Ranks) -> list[Link]:
+    try:
+        return reception.welcome(size, ranks.check)
+    except BaseException:
+        ranks.end()
+        raise
+
+
 class TensorParallelExecutor:
     """Carries out plans together with the ranks that `leader` has gathered; `own` is rank 0's part."""
 
-    def __init__(self, own: InProcessExecutor, leader: Leader) -> None:
+    def __init__(self, own: OwnPart, leader: Leader) -> None:
         self._own = own
         self._leader = leader
         self._steps = HostSteps(self._carry_out, own.capacity.max_flights)
@@ -150,34 +194,49 @@ class TensorParallelExecutor:
         """Only rank 0 draws."""
         self._own.prepare(params)
 
-    def begin(self, plan: StepPlan) -> HostStep:
-        """One step of all ranks. Its result raises `RankLost`, which names the rank, where one is lost."""
-        return self._steps.begin(plan)
+    def begin(self, plan: StepPlan) -> Pending:
+        """One step of all ranks. It or its result raises `RankLost`, which names the rank, where one is lost."""
+        return self._begin(plan) if self._own.takes_placeholders else self._steps.begin(plan)
 
     def close(self) -> None:
         """Ends the other ranks; lets go of weights and cache."""
         self._leader.close()
         self._own.close()
 
-    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+    def _begin(self, plan: StepPlan) -> "_SharedStep":
         self._leader.order(plan)
-        try:
-            result = execute(self._own, plan)
-        except CollectiveError as error:
-            raise self._leader.watch.explain(error) from error
-        self._leader.watch.check()  # of a device whose operations have been aborted
-        self._leader.watch.step_ends()
+        with self._leader.explaining():
+            return _SharedStep(self._own.begin(plan), self._leader)
+
+    def _carry_out(self, plan: StepPlan, begun_at: float) -> StepResult:
+        return self._begin(plan).result()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SharedStep:
+    """A step that all ranks have been ordered to do."""
+
+    own: Pending
+    leader: Leader
+
+    def result(self) -> StepResult:
+        """Rank 0's."""
+        with self.leader.explaining():
+            result = self.own.result()
+        self.leader.watch.step_ends()
         return result
 
 
 def lead(settings: ReplicaSettings, places: RankPlaces) -> Leader:
-    """Rank 0's side of a replica with these settings, once all ranks have joined."""
+    """Rank 0's side of a replica with these settings, once all ranks have joined: all on its kind of device."""
+    device = device_of(settings)
+    theirs = replace(settings, device="cuda" if device.type == "cuda" else "cpu")
     return Leader(
         host=places.host,
         size=settings.tensor_parallel,
         timeout_s=settings.rank_timeout_s,
-        device=torch.device("cpu" if settings.device == "auto" else settings.device),
-        start=lambda invitation: places.start(settings, invitation),
+        device=device,
+        start=lambda invitation: places.start(theirs, invitation),
     )
 
 

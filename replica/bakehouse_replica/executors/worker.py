@@ -18,7 +18,7 @@ import torch
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import BlockCopy
 from bakehouse_replica.executors.control import ControlError
-from bakehouse_replica.executors.in_process import load_executor
+from bakehouse_replica.executors.device_choice import device_of
 from bakehouse_replica.executors.links import (
     STEP_LIMITS,
     Invitation,
@@ -29,6 +29,7 @@ from bakehouse_replica.executors.links import (
     receive_order,
     send_report,
 )
+from bakehouse_replica.executors.loading import load_model
 from bakehouse_replica.model.batch import FlatChunks
 from bakehouse_replica.model.collective import Collective, CollectiveError, Group, Meeting
 from bakehouse_replica.model.sizing import choose_max_model_len
@@ -113,14 +114,21 @@ class Reporter:
 
 
 def run_rank(
-    invitation: Invitation, rank: int, load: Load, device: torch.device, on_orphaned: Callable[[], None]
+    invitation: Invitation,
+    rank: int,
+    load: Load,
+    find_device: Callable[[], torch.device],
+    on_orphaned: Callable[[], None],
 ) -> None:
-    """Takes part as `rank` until rank 0 leaves, or tells it what has failed here and waits for it to leave."""
+    """Takes part as `rank` until rank 0 leaves, or tells it what has failed here and waits for it to leave.
+
+    `find_device` may raise `StartupError`, as `load` may.
+    """
     link = join(invitation, rank)
     reporter = Reporter(link.reports, rank, invitation.timeout_s, on_orphaned)
     reporter.start()
     try:
-        _take_part(invitation, rank, link, reporter, load, device)
+        _take_part(invitation, rank, link, reporter, load, find_device())
     except StartupError as error:
         reporter.report(ReportKind.REFUSED, str(error))
     except CollectiveError as error:
@@ -162,10 +170,9 @@ def serve_rank(settings: ReplicaSettings, invitation: Invitation, rank: int) -> 
         files = open_source(settings.source)
         spec = read_spec(files)
         max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
-        return load_executor(settings, files, spec, max_model_len, collective=collective)
+        return load_model(settings, files, spec, max_model_len, collective=collective)
 
-    device = torch.device("cpu" if settings.device == "auto" else settings.device)
-    run_rank(invitation, rank, load, device, on_orphaned=lambda: os._exit(1))
+    run_rank(invitation, rank, load, lambda: device_of(settings), on_orphaned=lambda: os._exit(1))
 
 
 def main() -> None:

@@ -53,12 +53,16 @@ class Collective(Protocol):
 
     @property
     def n_begun(self) -> int:
-        """Operations that this rank's host has begun so far: how far it is."""
+        """Operations that this rank's host has begun so far, and recordings of them: how far it is."""
         ...
 
     @property
     def is_recordable(self) -> bool:
         """Whether `Ops.record` can note these operations together with those of a device."""
+        ...
+
+    def count_play(self) -> None:
+        """This rank's host has begun operations that are recorded: they count as one."""
         ...
 
     def sum_(self, x: Tensor) -> None:
@@ -90,6 +94,9 @@ class Alone:
     """The only rank: nothing to be said."""
 
     rank, size, n_begun, is_recordable = 0, 1, 0, True
+
+    def count_play(self) -> None:
+        """Nothing."""
 
     def sum_(self, x: Tensor) -> None:
         """Nothing."""
@@ -151,10 +158,7 @@ class Group:
         self._gloo = _gloo(store, meeting)
         self._group = _group(store, meeting, device, self._gloo)
         if device.type == "cuda":
-            self.sum_(
-                torch.zeros(1, device=device)
-            )  # NCCL connects at its first operation, which no graph may hold
-            torch.cuda.synchronize(device)
+            self._connect()
 
     @property
     def rank(self) -> int:
@@ -168,7 +172,7 @@ class Group:
 
     @property
     def n_begun(self) -> int:
-        """Operations begun by this host; those within a graph count when it is captured."""
+        """Operations begun by this host, and graphs of them."""
         return self._n_begun
 
     @property
@@ -176,9 +180,13 @@ class Group:
         """With NCCL."""
         return self._device.type == "cuda"
 
+    def count_play(self) -> None:
+        """Of a graph with operations of this group."""
+        self._n_begun += 1
+
     def sum_(self, x: Tensor) -> None:
         """`x` becomes the sum of all ranks' `x`."""
-        self._finish(self._group.allreduce([x]), x.device)
+        self._do(lambda: self._group.allreduce([x]), x.device)
 
     def gather_columns(self, x_RC: Tensor, widths: Sequence[int]) -> Tensor:
         """On rank 0 all columns side by side. Shares that are narrower than the widest travel with zeros."""
@@ -186,20 +194,21 @@ class Group:
         padded_RC = functional.pad(x_RC, (0, widest - x_RC.shape[1])) if x_RC.shape[1] < widest else x_RC
         padded_RC = padded_RC.contiguous()
         parts = [torch.empty_like(padded_RC) for _ in widths] if self._rank == 0 else []
-        self._finish(self._group.gather([parts] if parts else [], [padded_RC], GatherOptions()), x_RC.device)
+        whole = [parts] if parts else []
+        self._do(lambda: self._group.gather(whole, [padded_RC], GatherOptions()), x_RC.device)
         if not parts:
             return x_RC
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def broadcast_(self, x: Tensor) -> None:
         """`x` becomes rank 0's."""
-        self._finish(self._group.broadcast(x, 0), x.device)
+        self._do(lambda: self._group.broadcast(x, 0), x.device)
 
     def smallest(self, n: int) -> int:
         """The least of all ranks' `n`."""
         n_1, options = torch.tensor([n]), AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MIN)
-        self._finish(self._group.allreduce([n_1], options), n_1.device)
+        self._do(lambda: self._group.allreduce([n_1], options), n_1.device)
         return int(n_1)
 
     def limit(self, timeout_s: float) -> None:
@@ -211,18 +220,24 @@ class Group:
         if self._device.type == "cuda":
             self._group.abort()
 
-    def _finish(self, work: Work, device: torch.device) -> None:
-        """Wait for the operation on the host; on a GPU let the stream wait for it."""
+    def _connect(self) -> None:
+        """NCCL connects at the first operation of a kind, which no graph may hold, and takes memory for it."""
+        x_11 = torch.zeros((1, 1), device=self._device)
+        self.sum_(x_11)
+        self.broadcast_(x_11)
+        self.gather_columns(x_11, (1,) * self._size)
+        torch.cuda.synchronize(self._device)
+
+    def _do(self, begin: Callable[[], Work], device: torch.device) -> None:
+        """Begin the operation and wait for it on the host; on a GPU let the stream wait for it."""
         self._n_begun += 1
-        if device.type == "cuda":
-            work.wait()
-            return
-        while not work.is_completed():
-            # Whether it has failed or only takes longer is seen below.
-            with suppress(RuntimeError):
-                work.wait(_POLL)
-            self._check()
         try:
+            work = begin()
+            while device.type == "cpu" and not work.is_completed():
+                # Whether it has failed or only takes longer is seen below.
+                with suppress(RuntimeError):
+                    work.wait(_POLL)
+                self._check()
             work.wait()
         except RuntimeError as error:
             raise CollectiveError(f"rank {self._rank} has lost another rank: {error}") from error

@@ -40,6 +40,11 @@ class Decoder:
         return self._spec.vocabulary_size
 
     @property
+    def is_first_rank(self) -> bool:
+        """Whether `logits` gives this rank all of them: of several ranks, only the first one."""
+        return self._vocabulary.is_first_rank
+
+    @property
     def is_ops_alone(self) -> bool:
         """Whether `layers` calls nothing but operations where all rows are wanted, so that `Ops.record` may do."""
         return not self._spec.has_qk_norm
@@ -59,6 +64,10 @@ class Decoder:
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """What the first layer gets of these tokens, `[T, E]`."""
         return self._vocabulary.embed(token_ids_T, self._embedding_VE)
+
+    def embed_drawn(self, token_ids_T: Tensor) -> Tensor:
+        """`embed` of the first rank's ids, which alone knows what it has drawn; modifies those of the others."""
+        return self.embed(self._vocabulary.agree(token_ids_T))
 
     def rope_rows(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for `Step`."""

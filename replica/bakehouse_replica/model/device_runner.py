@@ -7,8 +7,8 @@ after an earlier one's. Only what the host has to draw or to score makes `begin`
 Shape legend in `bakehouse_kernels.layout`; R counts the rows after which tokens are drawn.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -26,7 +26,7 @@ from bakehouse_replica.model.device_draw import Wanted, draw_arrays, draw_by_hos
 from bakehouse_replica.model.graphs import GraphedSteps, plan_of
 from bakehouse_replica.model.layers import Step
 from bakehouse_replica.model.returning import Returned, Returning
-from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, score, slice_rows_of
+from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, follow_score, score, slice_rows_of
 from bakehouse_replica.model.staging import Sizes, Staging, StepArrays, asks_of
 
 
@@ -36,6 +36,19 @@ class StepLimits:
 
     max_tokens: int
     max_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What the rank that draws knows of a step beyond the places of its tokens: nothing, where others follow.
+
+    `wanted` rows ask for tokens, of which the device draws those of `alone`; `drawn_before` says which rows'
+    tokens are which of the last step's draws.
+    """
+
+    wanted: Sequence[Wanted] = ()
+    alone: Sequence[Wanted] = ()
+    drawn_before: Mapping[int, int] = field(default_factory=dict)
 
 
 class PendingStep:
@@ -79,7 +92,8 @@ class PendingStep:
 class DeviceRunner:
     """Owns the KV cache, whose last block is the null block of padding; keeps what the last step drew.
 
-    `constraints` serve samples with a grammar. Nothing is recorded before `record`.
+    `constraints` serve samples with a grammar. Nothing is recorded before `record`. Of several ranks the first one
+    begins steps and the others follow them: the same operations, recordings and padding, but for what is drawn.
     """
 
     def __init__(
@@ -126,7 +140,9 @@ class DeviceRunner:
         if not plan.chunks:
             self._copy_only(plan.copies)
         else:
-            logits_RV, x_QE = self._launch(plan, wanted, alone)
+            flat = flatten(plan.chunks)
+            drawing = Drawing(wanted=wanted, alone=alone, drawn_before=self._drawn_before(plan, flat))
+            logits_RV, x_QE = self._launch(plan.copies, flat, drawing)
             if logits_RV is not None and len(alone) < len(wanted):
                 by_host = draw_by_host(
                     self._ops, logits_RV, self._staging.drawn_R, [one for one in wanted if not one.is_drawn_alone]
@@ -139,11 +155,27 @@ class DeviceRunner:
             step=plan.step, wanted=wanted, by_host=by_host, returned=returned, scored=scored, begun_at=begun_at
         )
 
+    @torch.inference_mode()
+    def follow(self, copies: tuple[BlockCopy, ...], flat: FlatChunks | None) -> None:
+        """What another rank than the first does of the step that this one begins; returns once it is launched."""
+        if flat is None:
+            self._copy_only(copies)
+            return
+        _, x_QE = self._launch(copies, flat, Drawing())
+        if x_QE is not None:
+            follow_score(self._decoder, flat, x_QE, self._score_slice_rows)
+
+    def rehearse(self, plan: StepPlan) -> None:
+        """A whole step for its own sake; all ranks rehearse the same ones in the same order."""
+        if self._decoder.is_first_rank:
+            self.begin(plan).result()
+        else:
+            self.follow(plan.copies, flatten(plan.chunks))
+
     def _launch(
-        self, plan: StepPlan, wanted: Sequence[Wanted], alone: Sequence[Wanted]
+        self, copies: tuple[BlockCopy, ...], flat: FlatChunks, drawing: Drawing
     ) -> tuple[Tensor | None, Tensor | None]:
         """The logits of the rows that draw, and the hidden states of those that score, where there are any."""
-        flat = flatten(plan.chunks)
         bucket = None
         if is_decode(flat):
             bucket = self._graphs.find(len(flat.n_tokens_S), int(flat.n_blocks_S.max()))
@@ -151,8 +183,8 @@ class DeviceRunner:
             null_block, block_size = self._cache.n_blocks - 1, self._cache.block_size
             flat = padded(flat, bucket[0], null_block=null_block, block_size=block_size)
         arrays = index_arrays(flat, self._cache.block_size)
-        inputs = self._send(plan, flat, arrays, wanted, alone)
-        if plan.copies:
+        inputs = self._send(copies, flat, arrays, drawing)
+        if copies:
             self._ops.copy_blocks(self._cache, inputs.source_C, inputs.target_C)
         if bucket is not None:
             return self._graphs.play(bucket, arrays), None
@@ -161,42 +193,40 @@ class DeviceRunner:
     def _called(self, arrays: IndexArrays, inputs: StepArrays[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         cos_TD, sin_TD = self._decoder.rope_rows(inputs.positions_T)
         step = Step(cos_TD=cos_TD, sin_TD=sin_TD, slots_T=inputs.slots_T, plan=plan_of(self._ops, arrays))
-        x_TE = self._decoder.embed(self._staging.tokens(inputs))
+        x_TE = self._decoder.embed_drawn(self._staging.tokens(inputs))
         wanted = torch.cat((inputs.sample_at_R, inputs.score_at_Q))
         x_RE = self._decoder.layers(x_TE, step, self._cache, self._ops, wanted)
         n_drawn = len(inputs.sample_at_R)
         logits_RV = None
         if n_drawn:
             logits_RV = self._decoder.logits(x_RE[:n_drawn])
+        if logits_RV is not None and self._decoder.is_first_rank:
             self._staging.drawn_R[:n_drawn].copy_(self._ops.draw(logits_RV, asks_of(inputs)))
         return logits_RV, x_RE[n_drawn:] if len(inputs.score_at_Q) else None
 
     def _send(
-        self,
-        plan: StepPlan,
-        flat: FlatChunks,
-        arrays: IndexArrays,
-        wanted: Sequence[Wanted],
-        alone: Sequence[Wanted],
+        self, copies: tuple[BlockCopy, ...], flat: FlatChunks, arrays: IndexArrays, drawing: Drawing
     ) -> StepArrays[Tensor]:
         n_draws = len(arrays.sample_at_R)
-        asks = draw_arrays(wanted, alone, n_draws)
+        asks = draw_arrays(drawing.wanted, drawing.alone, n_draws)
         sizes = Sizes(
             n_tokens=len(flat.token_ids_T),
             n_draws=n_draws,
             n_scored=len(flat.score_at_Q),
-            n_copies=len(plan.copies),
+            n_copies=len(copies),
         )
+        source_T = np.full(len(flat.token_ids_T), -1, np.int64)
+        source_T[list(drawing.drawn_before)] = list(drawing.drawn_before.values())
         return self._staging.send(
             StepArrays(
                 token_ids_T=flat.token_ids_T,
-                gather_T=self._staging.gather(self._source(plan, flat)),
+                gather_T=self._staging.gather(source_T),
                 positions_T=arrays.positions_T,
                 slots_T=arrays.slots_T,
                 sample_at_R=arrays.sample_at_R,
                 score_at_Q=flat.score_at_Q,
-                source_C=np.array([copy.source for copy in plan.copies], np.int64),
-                target_C=np.array([copy.target for copy in plan.copies], np.int64),
+                source_C=np.array([copy.source for copy in copies], np.int64),
+                target_C=np.array([copy.target for copy in copies], np.int64),
                 key_R=asks.key_R,
                 top_p_R=asks.top_p_R,
                 min_p_R=asks.min_p_R,
@@ -206,16 +236,14 @@ class DeviceRunner:
             sizes,
         )
 
-    def _source(self, plan: StepPlan, flat: FlatChunks) -> np.ndarray:
-        """Of each token, which draw of the last step it is; -1 for those that the plan knows."""
-        source_T = np.full(len(flat.token_ids_T), -1, np.int64)
-        following = np.flatnonzero(flat.follows_draw_S)
-        if len(following):
-            assert plan.step == self._last_step + 1, f"step {plan.step} follows draws of step {self._last_step}"
-            row_at_S = flat.n_tokens_S.cumsum() - 1
-            for s in following.tolist():
-                source_T[row_at_S[s]] = self._last_row_of[plan.chunks[s].sequence_id]
-        return source_T
+    def _drawn_before(self, plan: StepPlan, flat: FlatChunks) -> dict[int, int]:
+        """See `Drawing`."""
+        following = np.flatnonzero(flat.follows_draw_S).tolist()
+        if not following:
+            return {}
+        assert plan.step == self._last_step + 1, f"step {plan.step} follows draws of step {self._last_step}"
+        row_at_S = (flat.n_tokens_S.cumsum() - 1).tolist()
+        return {row_at_S[s]: self._last_row_of[plan.chunks[s].sequence_id] for s in following}
 
     def _copy_only(self, copies: tuple[BlockCopy, ...]) -> None:
         if copies:

@@ -3,6 +3,8 @@
 What it says with them is noise. Shape legend in `bakehouse_kernels.layout`.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,27 +13,40 @@ from bakehouse_replica.model.spec import ModelSpec
 _SEED = 20240
 
 
-def dummy_tensors(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def dummy_tensors(
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    part_of: Callable[[str, Tensor], Tensor | None] = lambda _, whole: whole,
+) -> dict[str, Tensor]:
     """By the names that a converted checkpoint has; made on `device`, always the same ones there.
 
-    Each output of a matrix has the spread of its inputs, so that rows stay finite through any number of layers.
+    Of each only its `part_of` is kept (None: nothing) while the next is made. Each output of a matrix has the
+    spread of its inputs, so that rows stay finite through any number of layers.
     """
     random = torch.Generator(device=device).manual_seed(_SEED)
 
-    def made(name: str, shape: tuple[int, ...], n_inputs: int) -> Tensor:
+    tensors: dict[str, Tensor] = {}
+
+    def make(name: str, shape: tuple[int, ...], n_inputs: int) -> None:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         if len(shape) == 1:
-            return tensor.fill_(1.0 if "norm" in name else 0.0)
-        return tensor.normal_(std=n_inputs**-0.5, generator=random)
+            tensor.fill_(1.0 if "norm" in name else 0.0)
+        else:
+            tensor.normal_(std=n_inputs**-0.5, generator=random)
+        part = part_of(name, tensor)
+        if part is not None:
+            tensors[name] = part
 
     table = (spec.vocabulary_size, spec.hidden_size)
-    tensors = {"embedding_VE": made("embedding_VE", table, spec.hidden_size)}
-    tensors["final_norm_E"] = made("final_norm_E", (spec.hidden_size,), 1)
+    make("embedding_VE", table, spec.hidden_size)
+    make("final_norm_E", (spec.hidden_size,), 1)
     if not spec.has_tied_head:
-        tensors["head_VE"] = made("head_VE", table, spec.hidden_size)
+        make("head_VE", table, spec.hidden_size)
     for layer in range(spec.n_layers):
         for name, shape in layer_shapes(spec).items():
-            tensors[f"layers.{layer}.{name}"] = made(name, shape, shape[0])
+            make(f"layers.{layer}.{name}", shape, shape[0])
     return tensors
 
 

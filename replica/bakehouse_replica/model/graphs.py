@@ -52,7 +52,8 @@ class GraphedSteps:
         self._buckets = buckets
         self._staging = staging
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        shape = (buckets.rows[-1], decoder.n_vocabulary)
+        # Only the first of several ranks gets logits, and draws.
+        shape = (buckets.rows[-1] if decoder.is_first_rank else 0, decoder.n_vocabulary)
         self._logits_RV = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def find(self, n_rows: int, n_blocks: int) -> tuple[int, int] | None:
@@ -101,11 +102,13 @@ class GraphedSteps:
         def work(ops: Ops) -> Tensor:
             cos_TD, sin_TD = self._decoder.rope_rows(inputs.positions_T)
             step = Step(cos_TD=cos_TD, sin_TD=sin_TD, slots_T=inputs.slots_T, plan=plan)
-            x_TE = self._decoder.layers(self._decoder.embed(staging.tokens(inputs)), step, self._cache, ops)
-            logits_RV = self._logits_RV[:n_rows]
-            logits_RV.copy_(self._decoder.logits(x_TE))
-            drawn_R = staging.drawn_R[:n_rows]
-            drawn_R.copy_(ops.draw(logits_RV, asks_of(inputs)))
+            embedded_TE = self._decoder.embed_drawn(staging.tokens(inputs))
+            x_TE = self._decoder.layers(embedded_TE, step, self._cache, ops)
+            logits, drawn_R = self._decoder.logits(x_TE), staging.drawn_R[:n_rows]
+            if self._decoder.is_first_rank:
+                logits_RV = self._logits_RV[:n_rows]
+                logits_RV.copy_(logits)
+                drawn_R.copy_(ops.draw(logits_RV, asks_of(inputs)))
             return drawn_R
 
         return _Graph(self._ops.record(work), plan)

@@ -44,8 +44,27 @@ class ParallelOps:
     def record(self, work: Callable[[Ops], Tensor]) -> Recording:
         """Notes the sums, too, where a recording can hold them; otherwise does the work anew each time."""
         if self._collective.is_recordable:
-            return self._own.record(lambda noting: work(ParallelOps(noting, self._collective)))
+            recording = self._own.record(lambda noting: work(ParallelOps(noting, self._collective)))
+            return _Counted(recording, self._collective)
         return PlayedAnew(self, work)
+
+
+class _Counted:
+    """A recording whose plays are seen by whoever watches how far ranks are."""
+
+    def __init__(self, inner: Recording, collective: Collective) -> None:
+        self._inner = inner
+        self._collective = collective
+
+    @property
+    def result(self) -> Tensor:
+        """Where the result stands."""
+        return self._inner.result
+
+    def play(self) -> None:
+        """Once more."""
+        self._collective.count_play()
+        self._inner.play()
 
 
 class Vocabulary:
@@ -67,6 +86,16 @@ class Vocabulary:
         x_TE = x_TE.masked_fill(is_foreign_T[:, None], 0.0)
         self._collective.sum_(x_TE)
         return x_TE
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether all logits come to this rank, which draws."""
+        return self._collective.rank == 0
+
+    def agree(self, token_ids_T: Tensor) -> Tensor:
+        """The first rank's token ids, which the others' become: modifies them."""
+        self._collective.broadcast_(token_ids_T)
+        return token_ids_T
 
     def logits(self, own_RC: Tensor) -> Tensor:
         """All logits of the rows on rank 0, `[R, V]`; nothing of use elsewhere."""

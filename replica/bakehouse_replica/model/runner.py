@@ -1,6 +1,5 @@
 """Carries out a step plan on one device: copies, batch, forward pass, scores, draws."""
 
-import numpy as np
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.layout import KVCache
@@ -13,7 +12,7 @@ from bakehouse_replica.model.constraint import ConstraintSource, constraint_of
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.recorded import RecordedSteps
 from bakehouse_replica.model.sampler import draw
-from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, score, slice_rows_of
+from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, follow_score, score, slice_rows_of
 
 WARM_UP_TOKENS = 64  # compilation does not depend on the number
 # Beyond, Python between the operations takes under a twentieth of a step.
@@ -75,11 +74,7 @@ class Runner:
         x_RE = self._decoder.forward(batch, self._cache, torch.cat((batch.sample_at_R, batch.score_at_Q)))
         if n_drawn:
             self._decoder.logits(x_RE[:n_drawn])
-        begin = n_drawn
-        for n_scored in _scored_rows(flat):
-            for first in range(begin, begin + n_scored, self._score_slice_rows):
-                self._decoder.logits(x_RE[first : min(first + self._score_slice_rows, begin + n_scored)])
-            begin += n_scored
+        follow_score(self._decoder, flat, x_RE[n_drawn:], self._score_slice_rows)
 
     def warm_up(self) -> None:
         """One prefill and one decode step, so that no request pays for compilation; writes the first blocks."""
@@ -123,10 +118,3 @@ class Runner:
             Sampled(sequence_id=chunk.sequence_id, draws=draws)
             for (chunk, _), draws in zip(asked, drawn, strict=True)
         )
-
-
-def _scored_rows(flat: FlatChunks) -> list[int]:
-    """How many rows each chunk scores, in the order of the chunks."""
-    chunk_of_Q = np.searchsorted(flat.n_tokens_S.cumsum(), flat.score_at_Q, side="right")
-    scored_S: list[int] = np.bincount(chunk_of_Q, minlength=len(flat.n_tokens_S)).tolist()
-    return scored_S

@@ -124,7 +124,7 @@ def cut(name: str, whole: Sliceable, spec: ModelSpec, shard: Shard) -> Tensor | 
     """The rank's part of a weight, in memory of its own unless it is the whole; None where it has none of it."""
     if name in _FIRST_RANK_ALONE and shard.rank > 0:
         return None
-    found = own_ranges(name, spec, shard)
+    found = own_ranges(name, spec, shard) if shard.size > 1 else None
     if found is None:
         return whole[:]
     axis, ranges = found

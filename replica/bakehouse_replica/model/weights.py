@@ -76,46 +76,53 @@ def load_weights(
 
     `rotated`: as `residual_rotation` leaves them; float32 only. On the CPU the tensors are views of the mapped
     cache file, so all replicas of a machine share their memory. With a `shard` they are that rank's parts, of
-    which nothing else is read, in memory of their own.
+    which nothing else is read, in memory of their own, each tensor moved before the next is read.
     Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape. Dummy
     weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
+    part = _Part(spec, shard, device)
     if files.has_dummy_weights:
-        return assembled(dummy_tensors(spec, dtype=dtype, device=device), spec)
+        return assembled(dummy_tensors(spec, dtype=dtype, device=device, part_of=part.of_one), spec)
     kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
     def make() -> Tensors:
         return convert(files, spec, dtype=dtype, rotated=rotated, on_progress=on_progress)
 
-    part = _Part(spec, shard)
     tensors = _load_cached(cached, part) or _convert_once(make, cached, part)
-    return assembled({name: tensor.to(device) for name, tensor in tensors.items()}, spec)
+    return assembled(tensors, spec)
 
 
 class _Part:
     """What one rank takes of all weights."""
 
-    def __init__(self, spec: ModelSpec, shard: Shard) -> None:
+    def __init__(self, spec: ModelSpec, shard: Shard, device: torch.device) -> None:
         self._spec = spec
         self._shard = shard
+        self._device = device
+
+    def of_one(self, name: str, whole: Sliceable) -> Tensor | None:
+        own = cut(name.rpartition(".")[2], whole, self._spec, self._shard)
+        return None if own is None else own.to(self._device)
 
     def of_file(self, path: Path) -> Tensors:
         if self._shard.size == 1:
-            return load_file(path)
+            return self.of(load_file(path))
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
             return self._cut({name: file.get_slice(name) for name in names})
 
     def of(self, tensors: Tensors) -> Tensors:
-        return tensors if self._shard.size == 1 else self._cut(tensors)
+        if self._shard.size > 1:
+            return self._cut(tensors)
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
     def _cut(self, whole: Mapping[str, Sliceable]) -> Tensors:
         parts = {}
         for name, stored in whole.items():
-            part = cut(name.rpartition(".")[2], stored, self._spec, self._shard)
-            if part is not None:
-                parts[name] = part
+            own = self.of_one(name, stored)
+            if own is not None:
+                parts[name] = own
         return parts
 
 
