@@ -154,7 +154,7 @@ class RayCall(Generic[T]):
         routed = self._response._replica_result_future
         is_unseen = self._response._replica_result is None and routed.done() and not routed.cancelled()
         if is_unseen and routed.exception() is None:
-            routed.result().cancel()
+            routed.result().cancel()  # type: ignore[no-untyped-call]
 
 
 class RayCalls:
