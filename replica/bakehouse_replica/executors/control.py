@@ -56,12 +56,11 @@ class Header:
 
 def encode(order: StepOrder) -> Words:
     """The header and the body."""
-    body = _body(order)
-    header = np.empty(HEADER_WORDS, np.int32)
+    words = np.concatenate((np.empty(HEADER_WORDS, np.int32), *_body(order)))
     high, low = divmod(order.number, 1 << _LOW_BITS)
-    header[:5] = (_MAGIC, _VERSION, low, high, len(body))
-    header.view(np.uint32)[5] = zlib.crc32(body.data)
-    return np.concatenate((header, body))
+    words[:5] = (_MAGIC, _VERSION, low, high, len(words) - HEADER_WORDS)
+    words.view(np.uint32)[5] = zlib.crc32(words[HEADER_WORDS:].data)
+    return words
 
 
 def read_header(words: Words) -> Header:
@@ -114,14 +113,14 @@ def decode(header: Header, body: Words, *, expected: int) -> StepOrder:
     return StepOrder(number=header.number, copies=copies, flat=flat if n_chunks else None)
 
 
-def _body(order: StepOrder) -> Words:
+def _body(order: StepOrder) -> Sequence[Words]:
     flat = order.flat
     copies: Sequence[Words] = (
         np.array([copy.source for copy in order.copies], np.int32),
         np.array([copy.target for copy in order.copies], np.int32),
     )
     if flat is None:
-        return np.concatenate((np.array((len(order.copies), 0, 0, 0, 0), np.int32), *copies))
+        return (np.array((len(order.copies), 0, 0, 0, 0), np.int32), *copies)
     counts = (
         len(order.copies),
         len(flat.n_tokens_S),
@@ -130,16 +129,14 @@ def _body(order: StepOrder) -> Words:
         len(flat.score_at_Q),
     )
     flags_S = flat.wants_sample_S * np.int32(_WANTS_SAMPLE) + flat.follows_draw_S * np.int32(_FOLLOWS_DRAW)
-    return np.concatenate(
-        (
-            np.array(counts, np.int32),
-            *copies,
-            flat.token_ids_T,
-            flat.n_tokens_S,
-            flat.start_S,
-            flat.n_blocks_S,
-            flags_S,
-            flat.score_at_Q,
-            flat.block_ids_A,
-        )
+    return (
+        np.array(counts, np.int32),
+        *copies,
+        flat.token_ids_T,
+        flat.n_tokens_S,
+        flat.start_S,
+        flat.n_blocks_S,
+        flags_S,
+        flat.score_at_Q,
+        flat.block_ids_A,
     )
