@@ -17,7 +17,8 @@ that steps never wait for it. Until then the scheduler does not know the request
 remembered there, and meets it.
 
 An exception out of scheduler or executor ends the engine, because the KV cache can no longer be trusted: each open
-choice gets a terminal delta with `FinishReason.ERROR`, and whoever comes later gets `EngineDead`.
+choice gets a terminal delta with `FinishReason.ERROR`. Whoever comes later is refused by `Unavailable`: it was not
+that request of which the engine died.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from bakehouse_replica.commands import Abort, Add, Command, Drain, Fail, Stop
-from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, EngineDead, RankLost, Unavailable
+from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
@@ -122,9 +123,8 @@ class Engine:
     async def serving(self, request: Request, recipient: Recipient) -> AsyncGenerator[None, None]:
         """Lets the request's deltas go to `recipient`; leaving the context before they are complete cancels it.
 
-        Raises, on entry, `InvalidRequest`, `Unavailable` or `EngineDead`, and `DeadlineExceeded` where the
-        request's time ran out before it could be queued. What the scheduler refuses it with, or `Overloaded`, the
-        recipient gets.
+        Raises, on entry, `InvalidRequest`, `Unavailable`, and `DeadlineExceeded` where the request's time ran out
+        before it could be queued. What the scheduler refuses it with, or `Overloaded`, the recipient gets.
         """
         self._refuse_unless_serving()
         check_vocabulary(request, self._card.vocabulary_size)
@@ -197,7 +197,7 @@ class Engine:
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:
-            raise EngineDead(self._failure)
+            raise Unavailable(self._failure)
         if self._refusal is not None:
             raise Unavailable(self._refusal)
 
@@ -244,7 +244,7 @@ class Engine:
     def _add(self, request: Request, recipient: Recipient) -> None:
         try:
             if self._failure is not None:
-                raise EngineDead(self._failure)
+                raise Unavailable(self._failure)
             self._streams.open(request, recipient)
             self._scheduler.add(request, self._clock())
         except BakehouseError as error:
