@@ -1,6 +1,6 @@
 """The `Ops` protocol: every operation a decoder needs, with shapes, dtypes and aliasing.
 
-The only module of this package that callers import, besides `layout` (shape legend there) and `dispatch`.
+Besides it callers import `layout` (shape legend there), `dispatch`, `noise`, and `reference` for what it says.
 """
 
 from collections.abc import Callable
@@ -97,8 +97,8 @@ class Ops(Protocol):
         Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
         context of `context_len[s]` tokens. All int32. Entries of the block table beyond a chunk's context are
         never read. The tensors lie on the host, pinned where a GPU is used, which copies what it needs without
-        waiting; they must not change while the plan is in use. With `into`, a plan for as many chunks and rows and
-        a table at least as wide, the new plan stands where that one stood.
+        waiting; they must not change while the plan is in use. With `into`, a plan for as many chunks of one row
+        each and a table at least as wide, the new plan stands where that one stood.
         """
         ...
 

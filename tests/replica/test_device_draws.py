@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from bakehouse_kernels.layout import DrawTensors, LogitChanges
-from bakehouse_kernels.noise import exponential
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Sample
-from bakehouse_replica.model import noise
 from bakehouse_replica.model.adjust import adjusted
+from bakehouse_replica.model.noise import noise_key
 from bakehouse_replica.model.sampler import draw
 
 N_ROWS, N_VOCABULARY = 3000, 700
@@ -27,10 +26,7 @@ def asks_of(samples: Sequence[Sample], positions: Sequence[int]) -> DrawTensors:
         top_p_R=torch.tensor([one.top_p for one in params], dtype=torch.float64),
         min_p_R=torch.tensor([one.min_p for one in params], dtype=torch.float64),
         key_R=torch.tensor(
-            [
-                noise.noise_key(sample.seeds[0], position)
-                for sample, position in zip(samples, positions, strict=True)
-            ]
+            [noise_key(sample.seeds[0], position) for sample, position in zip(samples, positions, strict=True)]
         ),
     )
 
@@ -60,12 +56,6 @@ def test_thousands_of_draws_are_those_of_the_sampler() -> None:
     ops = ReferenceOps()
     expected = [draws[0].token_ids[0] for draws in draw(ops, logits, samples, positions)]
     assert ops.draw(logits, asks_of(samples, positions)).tolist() == expected
-
-
-def test_noise_is_the_samplers() -> None:
-    keys = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])[:, None]
-    counters = torch.tensor([0, 1, -1, 151_935, -600])
-    assert exponential(keys, counters).equal(noise.exponential(keys, counters))
 
 
 def test_changes_have_the_bits_of_the_samplers_adjustments() -> None:

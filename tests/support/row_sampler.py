@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from bakehouse_kernels.noise import exponential
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Draw, Sample, TokenLogprob
 from bakehouse_replica.model.adjust import adjusted, changes_logits
 from bakehouse_replica.model.filters import filters_nothing
-from bakehouse_replica.model.noise import exponential, noise_key
+from bakehouse_replica.model.noise import noise_key
 from torch import Tensor
 from torch.nn import functional
 

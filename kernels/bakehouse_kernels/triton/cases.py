@@ -50,13 +50,12 @@ Case = Callable[[Make], Callable[[], object]]
 """Makes the tensors of a launcher's call, and returns the call."""
 
 
-def norm(width: int, dtype: torch.dtype = _BF16, *, n_rows: int = 64, adds: bool = False) -> Case:
-    """A norm of rows, perhaps with a residual."""
+def norm(width: int, dtype: torch.dtype = _BF16, *, n_rows: int = 64) -> Case:
+    """A norm of rows."""
 
     def case(make: Make) -> Callable[[], object]:
         x, weight = make.of(n_rows, width, dtype=dtype), make.of(width, dtype=dtype)
-        added = make.of(n_rows, width, dtype=dtype) if adds else None
-        return lambda: rms_norm(x, weight, 1e-5, added)
+        return lambda: rms_norm(x, weight, 1e-5)
 
     return case
 
@@ -195,7 +194,6 @@ CASES: Mapping[str, Case] = {
     "norm 1024 bf16": norm(1024),
     "norm 4096 bf16": norm(4096),
     "norm 4096 f32": norm(4096, _F32),
-    "norm and residual 4096 bf16": norm(4096, adds=True),
     "norm 16384 bf16": norm(16_384),
     "silu 14336 bf16": activation(14_336),
     "silu 3072 f32": activation(3072, _F32),

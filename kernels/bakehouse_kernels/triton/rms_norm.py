@@ -1,6 +1,6 @@
-"""Root-mean-square norm of rows, with a residual added first where one is given.
+"""Root-mean-square norm of rows.
 
-    x += added      out = x / sqrt(mean(x²) + eps) * weight
+    out = x / sqrt(mean(x²) + eps) * weight
 
 Zhang, Sennrich 2019, Root Mean Square Layer Normalization (arXiv 1910.07467). Shape legend in `layout`.
 """
@@ -13,31 +13,23 @@ from torch import Tensor
 from bakehouse_kernels.triton.launch import device_class_of, launch_of
 
 
-def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, added_TE: Tensor | None = None) -> Tensor:
-    """The norm of each row in the dtype of `x`, computed in float32; `[T, E]`. See `api.Ops.rms_norm`.
-
-    `added`, as `x` but of any dtype, is added to `x` first, which modifies `x`.
-    """
+def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+    """The norm of each row in the dtype of `x`, computed in float32; `[T, E]`. See `api.Ops.rms_norm`."""
     n_rows, width = x_TE.shape
     assert weight_E.shape == (width,), f"weight {tuple(weight_E.shape)} for rows of {width}"
-    assert added_TE is None or added_TE.shape == x_TE.shape, "as much is added as there is"
     assert x_TE.stride(1) == 1, "rows that lie together"
-    assert added_TE is None or added_TE.stride(1) == 1, "rows that lie together"
     out_TE = torch.empty((n_rows, width), dtype=x_TE.dtype, device=x_TE.device)
     if n_rows == 0:
         return out_TE
     launch = launch_of("rms_norm", device_class_of(x_TE.device), width=width)
     _rms_norm[(n_rows,)](
         x_TE,
-        x_TE if added_TE is None else added_TE,
         weight_E,
         out_TE,
         x_TE.stride(0),
-        0 if added_TE is None else added_TE.stride(0),
         eps,
         WIDTH=width,
         WIDTH_PAD=triton.next_power_of_2(width),
-        ADDS=added_TE is not None,
         **launch.options,
     )
     return out_TE
@@ -46,27 +38,18 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, added_TE: Tensor | None
 @triton.jit
 def _rms_norm(
     x,
-    added,
     weight,
     out,
     x_stride,
-    added_stride,
     eps,
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
-    ADDS: tl.constexpr,
 ):
     """A program for each row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH_PAD)
     inside = column < WIDTH
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        value += tl.load(added + row * added_stride + column, mask=inside, other=0.0).to(tl.float32)
-        # The norm is that of the sum as it is kept, as if the two had been two operations.
-        value = value.to(x.dtype.element_ty)
-        tl.store(x + row * x_stride + column, value, mask=inside)
-        value = value.to(tl.float32)
     mean_square = tl.sum(value * value) / WIDTH
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     normed = value / tl.sqrt(mean_square + eps) * gain

@@ -10,8 +10,7 @@ SmolLM2 off by 1e-5 of themselves change 1 of 12,000 tokens here and 324 there, 
 Over a whole vocabulary the race has two rounds: blocks of ids by the sums of their weights, then the tokens of the
 block that won. The distribution is the same, for V / C + C hashes instead of V.
 
-The hash is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) in integers of 64
-bits that wrap, started from a BLAKE2 of seed and position; times are float64.
+The hash is that of the kernels (`bakehouse_kernels.noise`), started from a BLAKE2 of seed and position.
 
 Shape legend: N draws, V vocabulary, K tokens in the race, B blocks, C tokens of a block.
 """
@@ -20,31 +19,14 @@ import hashlib
 import struct
 
 import torch
+from bakehouse_kernels.noise import exponential
 from torch import Tensor
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
-_STRIDE = _signed(0x9E3779B97F4A7C15)
-_MULTIPLIERS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 
 def noise_key(seed: int, position: int) -> int:
     """Where the noise of `position` under `seed` starts: a signed 64-bit integer."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def exponential(key: Tensor, counter: Tensor) -> Tensor:
-    """The time of each counter under each key, both int64; broadcasts. Exponential of mean 1, finite, above 0."""
-    hashed = key + counter * _STRIDE
-    hashed = (hashed ^ _shifted(hashed, 30)) * _MULTIPLIERS[0]
-    hashed = (hashed ^ _shifted(hashed, 27)) * _MULTIPLIERS[1]
-    hashed = hashed ^ _shifted(hashed, 31)
-    # The upper 52 bits as odd multiples of 2^-53: exact in float64, never 0 or 1.
-    return (hashed >> 12).double().add_(0.5).mul_(2.0**-52).add_(0.5).log_().neg_()
 
 
 def race(weight_NK: Tensor, id_NK: Tensor, key_N: Tensor) -> Tensor:
@@ -58,8 +40,3 @@ def race_of_blocks(weight_NB: Tensor, key_N: Tensor) -> Tensor:
     # Negative counters: no block shares its noise with a token.
     counter_NB = -1 - torch.arange(weight_NB.shape[1], device=weight_NB.device).expand_as(weight_NB)
     return -1 - race(weight_NB, counter_NB, key_N)
-
-
-def _shifted(hashed: Tensor, n_bits: int) -> Tensor:
-    """Shifted to the right with zeros coming in; torch's own shift copies the sign."""
-    return (hashed >> n_bits).bitwise_and_((1 << (64 - n_bits)) - 1)

@@ -1,4 +1,4 @@
-"""The norm against its definition, with and without a residual added first."""
+"""The norm against its definition."""
 
 import pytest
 import torch
@@ -20,16 +20,6 @@ def test_a_norm_is_its_definition(
     before = x.clone()
     close(rms_norm(x, weight, 1e-5), ReferenceOps().rms_norm(x, weight, 1e-5))
     assert x.equal(before)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_residual_is_added_before_the_norm(close: Close, generator: torch.Generator, dtype: torch.dtype) -> None:
-    x, added = (torch.randn(3, 2, 77, generator=generator) * 2).to(dtype).unbind(1)
-    weight = torch.randn(77, generator=generator)
-    total = x + added
-    normed = rms_norm(x, weight, 1e-6, added)
-    close(x, total)
-    close(normed, ReferenceOps().rms_norm(x, weight, 1e-6))
 
 
 def test_rows_may_lie_apart_and_a_nan_stays_in_its_row(close: Close, generator: torch.Generator) -> None:

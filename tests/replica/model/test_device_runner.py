@@ -259,6 +259,21 @@ def test_a_row_without_a_finite_maximum_is_an_error_where_the_result_is_taken() 
         pending.result()
 
 
+def test_a_step_that_follows_a_row_without_a_finite_maximum_embeds_a_token_that_there_is() -> None:
+    """The device says -1 for it, and the host hears of that only where it takes the first result."""
+    cache = new_cache(N_BLOCKS + 1)
+    runner = device_runner(cache)
+    failing, sound = (replace(chunk, start=start) for chunk, start in zip(decode_chunks(2), (1, 0), strict=True))
+    first = runner.begin(StepPlan(step=0, copies=(), chunks=(failing, sound)))
+    assert runner._staging.drawn_R[0] == -1
+    later = tuple(
+        replace(chunk, token_ids=(0,), start=chunk.start + 1, follows_draw=True) for chunk in (failing, sound)
+    )
+    runner.begin(StepPlan(step=1, copies=(), chunks=later))
+    with pytest.raises(AssertionError, match="sequence 0 have no finite maximum"):
+        first.result()
+
+
 def test_a_step_that_follows_draws_follows_those_of_the_step_before() -> None:
     runner = device_runner(new_cache(N_BLOCKS + 1))
     runner.begin(StepPlan(step=0, copies=(), chunks=decode_chunks(1)))

@@ -11,6 +11,7 @@ from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.model.dummy_weights import dummy_tensors
+from bakehouse_replica.model.sharding import Shard
 from bakehouse_replica.model.spec import read_spec
 from bakehouse_replica.model.weights import convert, load_weights
 from bakehouse_replica.settings import ReplicaSettings
@@ -69,6 +70,20 @@ def test_they_are_the_same_each_time_and_in_each_start(tmp_path: Path) -> None:
         assert torch.equal(tensor, second[name]), name
         assert tensor.dtype == torch.bfloat16
     assert not torch.equal(first["layers.0.qkv_EX"], first["layers.1.qkv_EX"])
+
+
+@pytest.mark.parametrize("fields", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+def test_each_rank_gets_its_part_of_those_of_one(fields: dict[str, object], tmp_path: Path) -> None:
+    files = dummy_files(write_config(tmp_path / "model", fields), tmp_path / "cache")
+    spec = read_spec(files)
+    whole = dummy_tensors(spec, dtype=torch.float32, device=CPU)
+    for rank in range(2):
+        weights = load_weights(files, spec, dtype=torch.float32, device=CPU, shard=Shard(rank, 2))
+        assert weights.embedding_VE.equal(whole["embedding_VE"].chunk(2)[rank])
+        for layer, found in enumerate(weights.layers):
+            assert found.down_FE.equal(whole[f"layers.{layer}.down_FE"].chunk(2)[rank])
+            assert found.attention_norm_E.equal(whole[f"layers.{layer}.attention_norm_E"])
+            assert (found.down_bias_E is not None) == ("mlp_bias" in fields and rank == 0)
 
 
 @pytest.mark.parametrize(

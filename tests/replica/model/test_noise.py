@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from bakehouse_kernels.layout import SURVEY_BLOCK as BLOCK
-from bakehouse_replica.model.noise import exponential, noise_key, race, race_of_blocks
+from bakehouse_kernels.noise import exponential
+from bakehouse_replica.model.noise import noise_key, race, race_of_blocks
 from torch import Tensor
 from torch.nn import functional
 
