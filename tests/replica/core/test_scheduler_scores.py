@@ -151,6 +151,25 @@ def test_a_resumed_request_may_ask_for_scores_again() -> None:
         assert outcome.prompt_logprobs == expected.prompt_logprobs
 
 
+@pytest.mark.parametrize("max_flights", [1, 2])
+@pytest.mark.parametrize("stop", [False, True])
+def test_output_that_came_complete_takes_no_room_beside_the_prompt_whose_scores_are_wanted(
+    max_flights: int, stop: bool
+) -> None:
+    """The last token of an output is never computed; where it would need a block more, there may be none."""
+    request = make_request("a", range(3), prompt_logprobs=1, max_tokens=10)
+    output = tuple(naive_generate(request, 100)[0].token_ids)
+    request = replace(
+        request, params=replace(request.params, stop_token_ids=output[-1:] if stop else ()), prior_output=output
+    )
+    expected = naive_generate(request, 100)[0]
+    driver = make_driver(n_blocks=6, block_size=2, max_step_tokens=2, max_flights=max_flights)
+    driver.add(request)
+    driver.run()
+    assert replace(driver.outcome("a"), usage=None) == expected
+    assert [chunk.token_ids for plan in driver.plans for chunk in plan.chunks] == [(0, 1)]
+
+
 def test_c25_without_output_and_scores_a_request_ends_without_a_step() -> None:
     driver = make_driver()
     driver.add(make_request("a", range(3), n=2, max_tokens=0))
