@@ -139,6 +139,18 @@ def test_an_abort_between_the_chunks_of_a_scored_prompt_delivers_no_half_of_it()
     assert driver.n_held == 0
 
 
+def test_neighbours_keep_their_own_scores_and_draws_where_one_is_aborted_while_its_step_runs() -> None:
+    driver = make_driver()
+    requests = [make_request(f"r{k}", range(k, 6 + 2 * k), prompt_logprobs=1, logprobs=0) for k in range(3)]
+    for request in requests:
+        driver.add(request)
+    driver.step(during=lambda: driver.abort("r1"))
+    driver.run()
+    assert driver.outcome("r1").finish is FinishReason.CANCELLED
+    for request in (requests[0], requests[2]):
+        assert replace(driver.outcome(request.request_id), usage=None) == naive_generate(request, 100)[0]
+
+
 def test_a_resumed_request_may_ask_for_scores_again() -> None:
     request = make_request("a", range(20), prompt_logprobs=1, max_tokens=6)
     expected = naive_generate(request, 100)[0]
