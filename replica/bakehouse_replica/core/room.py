@@ -56,7 +56,7 @@ class Room:
         n_claimed, n_slots_used, size = 0, 0, pool.block_size
         for sequence in staying:
             n_slots_used += len(sequence.seeds)
-            n_claimed += -(-len(sequence.tokens) // size) - len(sequence.block_table)
+            n_claimed += -(-sequence.n_needed // size) - len(sequence.block_table)
         n_claimed += n_slots_used - len(staying)
         return cls(
             slots_left=n_slots - n_slots_used,
@@ -76,7 +76,7 @@ class Room:
         self.is_empty = False
 
     def _n_wanted(self, sequence: Sequence, hits: Ordered[int], pool: BlockPool) -> int:
-        n_new = pool.n_blocks_for(len(sequence.tokens)) - len(hits)
+        n_new = pool.n_blocks_for(sequence.n_needed) - len(hits)
         n_revived = sum(pool.n_holders(block_id) == self.leaving[block_id] for block_id in hits)
         n_headroom = 0 if self.is_empty else sequence.n_slots
         return n_new + n_revived + n_headroom

@@ -298,7 +298,7 @@ class Scheduler:
         if n_outranked == 0:
             return []
         hits = self._roster.match(urgent)
-        if not self._may_prefill(len(urgent.tokens) - len(hits) * self._pool.block_size):
+        if not self._may_prefill(urgent.n_needed - len(hits) * self._pool.block_size):
             return []
         if not self._room(len(running) - n_outranked).fits(urgent, hits, self._pool):
             return []
@@ -331,16 +331,16 @@ class Scheduler:
         for sequence in list(self._roster.waiting):
             if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
                 break
-            if self._pool.n_blocks_for(len(sequence.tokens)) > self._pool.n_blocks:
+            if self._pool.n_blocks_for(sequence.n_needed) > self._pool.n_blocks:
                 self._end_without_room(sequence)
                 continue
             hits = self._roster.match(sequence)
-            if not self._may_prefill(len(sequence.tokens) - len(hits) * self._pool.block_size):
+            if not self._may_prefill(sequence.n_needed - len(hits) * self._pool.block_size):
                 continue  # others pass it, or they would wait for two long prompts
             if not room.fits(sequence, hits, self._pool):
                 break  # nobody passes it, or a large request would wait for ever behind small ones
             room.take(sequence, hits, self._pool)
-            n_own = min(len(sequence.tokens) - len(hits) * self._pool.block_size, budget.prefill_left)
+            n_own = min(sequence.n_needed - len(hits) * self._pool.block_size, budget.prefill_left)
             n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
             if n_coming >= n_own * COMING_SHARE:
                 continue  # it waits for these blocks; its place is kept

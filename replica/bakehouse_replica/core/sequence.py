@@ -17,7 +17,8 @@ table; nothing else is lost. It meets no sequence of a step in flight, so what w
 
 Where the log-probabilities of the prompt are asked for, token t gets its own from the step that computes position
 t - 1. They are asked for in order, so `n_asked` says where to go on: neither a recomputed position nor a cached
-block before it is asked twice. A sequence that has no output to wait for ends with the last of them.
+block before it is asked twice. A sequence that has no output to wait for ends with the last of them; output that
+it came with (`n_needless`) is never computed, and takes no room.
 
                admit                 end
     WAITING ──────────► RUNNING ──────────► ENDED        WAITING ──► ENDED: aborted, expired, or no room
@@ -150,6 +151,7 @@ class Sequence:
     n_awaited: int = 0  # draws of steps in flight, for which placeholders stand at the end of `tokens`
     n_writable: int = 0
     n_drawn: int = 1  # tokens of the newest draw
+    n_needless: int = 0  # tokens of an output that came complete: only the scores of the prompt are waited for
     n_registered: int = 0  # leading blocks of the table that are findable
     is_registrable: bool = True  # False once a hash collided: what follows would have no registered parent
 
@@ -157,7 +159,7 @@ class Sequence:
     def first(cls, call: Call, sequence_id: int, seed: int) -> "Sequence":
         """The sequence a call begins with."""
         request = call.request
-        return cls(
+        sequence = cls(
             sequence_id=sequence_id,
             call=call,
             choice=0,
@@ -167,6 +169,9 @@ class Sequence:
             tokens=[*request.prompt_ids, *request.prior_output],
             block_hashes=[],
         )
+        if sequence.finish_reason() is not None:
+            sequence.n_needless = len(request.prior_output)
+        return sequence
 
     def forked(self, choice: int, sequence_id: int) -> "Sequence":
         """Choice `choice` of the same call, with this one's tokens and blocks. The caller shares the blocks."""
@@ -196,9 +201,14 @@ class Sequence:
         return len(self.tokens) - self.n_awaited - self.n_prompt
 
     @property
+    def n_needed(self) -> int:
+        """Tokens that must be in the KV cache before the next one can be drawn, or the prompt is scored."""
+        return len(self.tokens) - self.n_needless
+
+    @property
     def n_missing(self) -> int:
-        """Tokens still to be planned before the next one can be drawn."""
-        return len(self.tokens) - self.n_computed
+        """Those of them that are still to be planned."""
+        return len(self.tokens) - self.n_needless - self.n_computed
 
     @property
     def is_decoding(self) -> bool:

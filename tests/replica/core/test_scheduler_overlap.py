@@ -1,8 +1,10 @@
 """Steps that are planned while another is in flight: what they assume and leave alone, how ends come late."""
 
+from dataclasses import replace
+
 import pytest
 from bakehouse_replica.core.executor import Pending
-from bakehouse_replica.core.types import FinishReason, SchedulingPolicy, StepPlan
+from bakehouse_replica.core.types import Draw, FailureKind, FinishReason, SchedulingPolicy, StepPlan
 from driving import Driver, make_driver, make_request, naive_generate
 
 
@@ -127,6 +129,116 @@ def test_an_abort_while_steps_are_in_flight_ends_the_request_once_with_what_was_
     assert outcome.usage.completion_tokens == 0
     assert [steps.take(pending) for pending in begun] == [[]] * n_begun
     assert not driver.scheduler.has_work
+
+
+def test_a_deadline_that_passes_with_steps_in_flight_ends_the_request_at_once_and_what_comes_late_is_ignored() -> (
+    None
+):
+    driver = overlapping()
+    steps = Steps(driver)
+    driver.add(make_request("a", range(5), timeout_s=5.0))
+    driver.add(make_request("b", range(20, 26), max_tokens=3))
+    _, first = steps.begin()
+    driver.now = 5.0
+    ahead, second = steps.begin()
+    assert [chunk.sequence_id for chunk in ahead.chunks] == [1]
+    (delta,) = driver.scheduler.take_deltas()
+    assert delta.failure is not None
+    assert (delta.failure.kind, delta.token_ids) == (FailureKind.DEADLINE, ())
+    tokens = naive_generate(make_request("b", range(20, 26), max_tokens=3), 100)[0].token_ids
+    assert steps.take(first) == [((tokens[0],), None)]
+    assert steps.take(second) == [((tokens[1],), None)]
+
+
+@pytest.mark.parametrize(
+    ("end", "finish"),
+    [
+        (Draw(token_ids=(), is_complete=True), FinishReason.STOP),
+        (Draw(token_ids=(), failure="no way on"), FinishReason.ERROR),
+        (Draw(token_ids=(9,), is_complete=True), FinishReason.STOP),
+        (Draw(token_ids=(9,), failure="no way on"), FinishReason.ERROR),
+    ],
+)
+def test_a_draw_that_ends_its_choice_counts_what_it_brought_and_not_what_is_still_awaited(
+    end: Draw, finish: FinishReason
+) -> None:
+    driver = make_driver(max_flights=3)
+    steps = Steps(driver)
+    driver.add(make_request("a", range(5)))
+    driver.add(make_request("b", range(20, 26), max_tokens=4))
+    begun = [steps.begin()[1] for _ in range(3)]
+    result = begun[0].result()
+    sampled = (replace(result.sampled[0], draws=(end,)), *result.sampled[1:])
+    ended, other = driver.scheduler.apply(replace(result, sampled=sampled), driver.now)
+    driver.scheduler.check()
+    assert (ended.start, ended.token_ids, ended.finish) == (0, end.token_ids, finish)
+    assert ended.usage is not None
+    assert ended.usage.completion_tokens == len(end.token_ids)
+    tokens = naive_generate(make_request("b", range(20, 26), max_tokens=4), 100)[0].token_ids
+    assert other.token_ids == (tokens[0],)
+    assert [steps.take(pending) for pending in begun[1:]] == [[((token,), None)] for token in tokens[1:3]]
+
+
+def test_an_id_may_be_used_again_while_steps_of_its_last_owner_are_in_flight() -> None:
+    driver = overlapping()
+    steps = Steps(driver)
+    driver.add(make_request("a", range(5)))
+    begun = [steps.begin()[1] for _ in range(2)]
+    driver.abort("a")
+    driver.scheduler.take_deltas()
+    successor = make_request("a", range(20, 26), max_tokens=2)
+    driver.scheduler.add(successor, driver.now)
+    assert [steps.take(pending) for pending in begun] == [[], []]
+    tokens = naive_generate(successor, 100)[0].token_ids
+    begun = [steps.begin()[1] for _ in range(2)]
+    assert [steps.take(pending) for pending in begun] == [
+        [((tokens[0],), None)],
+        [((tokens[1],), FinishReason.LENGTH)],
+    ]
+
+
+def test_blocks_that_choices_copy_in_flight_may_go_to_the_next_owner_at_once() -> None:
+    driver = overlapping(n_blocks=4)
+    steps = Steps(driver)
+    driver.add(make_request("a", range(6), n=3, temperature=1.0))
+    steps.take(steps.begin()[1])
+    copying, pending = steps.begin()
+    assert len(copying.copies) == 2
+    ahead = steps.begin()[1]
+    driver.scheduler.abort("a")
+    assert [delta.start for delta in driver.scheduler.take_deltas()] == [1, 1, 1]
+    successor = make_request("b", range(20, 35), max_tokens=2)
+    driver.add(successor)
+    assert steps.take(pending) == []
+    plan, last = steps.begin()
+    assert len(plan.chunks[0].block_ids) == 4  # the whole pool, source and targets of the copies among them
+    assert steps.take(ahead) == []
+    tokens = naive_generate(successor, 100)[0].token_ids
+    assert steps.take(last) == [((tokens[0],), None)]
+
+
+def test_a_block_that_gives_way_to_its_twin_is_still_read_by_the_step_in_flight() -> None:
+    driver = overlapping(n_blocks=12)
+    steps = Steps(driver)
+    prefix = range(4)
+    driver.add(make_request("a", (*prefix, *range(20, 29))))
+    driver.add(make_request("b", (*prefix, *range(30, 39))))  # one block of four in common: it does not wait
+    first = steps.begin()
+    second = steps.begin()
+    assert len({chunk.block_ids[0] for chunk in second[0].chunks}) == 2
+    steps.take(first[1])
+    driver.add(make_request("c", range(40, 45)))  # may get the block that was given up
+    third = steps.begin()
+    shared = [chunk.block_ids[0] for chunk in third[0].chunks[:2]]
+    given_up = second[0].chunks[1].block_ids[0]
+    assert shared == [first[0].chunks[0].block_ids[0]] * 2
+    assert given_up in third[0].chunks[2].block_ids
+    expected = [
+        naive_generate(make_request("x", (*prefix, *range(begin, begin + 9))), 100)[0].token_ids
+        for begin in (20, 30)
+    ]
+    assert [token for (token,), _ in steps.take(second[1])] == [tokens[1] for tokens in expected]
+    assert [token for (token,), _ in steps.take(third[1])][:2] == [tokens[2] for tokens in expected]
 
 
 @pytest.mark.parametrize("needs_host", [{"presence_penalty": 0.5}, {"bad_words": ((5, 6),)}, {"n": 2}])

@@ -139,6 +139,18 @@ def test_an_abort_between_the_chunks_of_a_scored_prompt_delivers_no_half_of_it()
     assert driver.n_held == 0
 
 
+def test_neighbours_keep_their_own_scores_and_draws_where_one_is_aborted_while_its_step_runs() -> None:
+    driver = make_driver()
+    requests = [make_request(f"r{k}", range(k, 6 + 2 * k), prompt_logprobs=1, logprobs=0) for k in range(3)]
+    for request in requests:
+        driver.add(request)
+    driver.step(during=lambda: driver.abort("r1"))
+    driver.run()
+    assert driver.outcome("r1").finish is FinishReason.CANCELLED
+    for request in (requests[0], requests[2]):
+        assert replace(driver.outcome(request.request_id), usage=None) == naive_generate(request, 100)[0]
+
+
 def test_a_resumed_request_may_ask_for_scores_again() -> None:
     request = make_request("a", range(20), prompt_logprobs=1, max_tokens=6)
     expected = naive_generate(request, 100)[0]
@@ -149,6 +161,25 @@ def test_a_resumed_request_may_ask_for_scores_again() -> None:
         outcome = driver.outcome("a")
         assert (outcome.token_ids, outcome.finish) == (expected.token_ids, FinishReason.LENGTH)
         assert outcome.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("max_flights", [1, 2])
+@pytest.mark.parametrize("stop", [False, True])
+def test_output_that_came_complete_takes_no_room_beside_the_prompt_whose_scores_are_wanted(
+    max_flights: int, stop: bool
+) -> None:
+    """The last token of an output is never computed; where it would need a block more, there may be none."""
+    request = make_request("a", range(3), prompt_logprobs=1, max_tokens=10)
+    output = tuple(naive_generate(request, 100)[0].token_ids)
+    request = replace(
+        request, params=replace(request.params, stop_token_ids=output[-1:] if stop else ()), prior_output=output
+    )
+    expected = naive_generate(request, 100)[0]
+    driver = make_driver(n_blocks=6, block_size=2, max_step_tokens=2, max_flights=max_flights)
+    driver.add(request)
+    driver.run()
+    assert replace(driver.outcome("a"), usage=None) == expected
+    assert [chunk.token_ids for plan in driver.plans for chunk in plan.chunks] == [(0, 1)]
 
 
 def test_c25_without_output_and_scores_a_request_ends_without_a_step() -> None:
