@@ -25,7 +25,7 @@ from typing import ParamSpec, TypeVar
 
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
-from bakehouse_replica.core.step_message import ReturnAddress, Subscribe
+from bakehouse_replica.core.step_message import Received, ReturnAddress, Subscribe
 from bakehouse_replica.core.types import Capacity, ReplicaCard, Request, SchedulingPolicy, StepPlan
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
@@ -39,6 +39,7 @@ N_WARM_UP = 50  # prompts are computed, and everybody decodes
 BLOCK_SIZE = 16
 STEP_TOKENS = N_SEQUENCES * N_PROMPT
 MAX_MODEL_LEN = N_PROMPT + N_STEPS
+REPORT_S = 0.5  # as often as a gateway; a replica gives up one that is silent for long
 CAPACITY = Capacity(
     n_blocks=N_SEQUENCES * (MAX_MODEL_LEN // BLOCK_SIZE + 1),
     block_size=BLOCK_SIZE,
@@ -91,6 +92,37 @@ def by_subscription(service: ReplicaService, request: Request, index: int) -> As
     return service.serve(request, ReturnAddress(gateway_id="g", first_stream=index))
 
 
+class _StandIn:
+    """Stands in for a gateway: takes its subscription's messages, and tells of them while they come."""
+
+    def __init__(self, service: ReplicaService) -> None:
+        self._service = service
+        self._n_messages = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take())
+            tasks.create_task(self._report())
+
+    async def _take(self) -> None:
+        subscribe = Subscribe(replica_id=CARD.replica_id, gateway_id="g", subscription_id="g")
+        async with aclosing(self._service.subscribe(subscribe)) as messages:
+            async for message in messages:
+                self._n_messages += 1
+                pickle.dumps(message)  # as Ray does
+
+    async def _report(self) -> None:
+        while True:
+            await self._service.status(Received(gateway_id="g", n_messages={"g": self._n_messages}))
+            await asyncio.sleep(REPORT_S)
+
+
+async def _read(items: AsyncGenerator[object, None]) -> None:
+    async with aclosing(items):
+        async for item in items:
+            pickle.dumps(item)  # as Ray does
+
+
 async def serve_all(
     serving: Serving, profile: cProfile.Profile | None = None, max_flights: int = 1
 ) -> tuple[Meter, float]:
@@ -115,20 +147,13 @@ async def serve_all(
     engine.start()
     service = ReplicaService(engine)
 
-    async def read(items: AsyncGenerator[object, None]) -> None:
-        async with aclosing(items):
-            async for item in items:
-                pickle.dumps(item)  # as Ray does
-
-    subscription = asyncio.create_task(
-        read(service.subscribe(Subscribe(replica_id=CARD.replica_id, gateway_id="g", subscription_id="g")))
-    )
+    gateway = asyncio.create_task(_StandIn(service).run())
     await asyncio.sleep(0)
     requests = [
-        asyncio.create_task(read(serving(service, _request(index), index))) for index in range(N_SEQUENCES)
+        asyncio.create_task(_read(serving(service, _request(index), index))) for index in range(N_SEQUENCES)
     ]
     await asyncio.gather(*requests)
-    subscription.cancel()
+    gateway.cancel()
     await engine.close()
     return meter, 1e3 * median(later - earlier for earlier, later in pairwise(loop_cpu_s[N_WARM_UP:]))
 

@@ -7,7 +7,7 @@ import pytest
 from bakehouse_replica.core.errors import Overloaded, Unavailable
 from bakehouse_replica.core.step_message import Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import FinishReason, TokenDelta
-from bakehouse_replica.outbox import Outbox, Outboxes
+from bakehouse_replica.outbox import MIN_GAP_S, Outbox, Outboxes
 
 SUBSCRIBE = Subscribe(replica_id="r", gateway_id="g", subscription_id="g-0")
 WAIT_S = 10.0
@@ -43,6 +43,23 @@ async def test_what_waits_of_all_requests_is_one_message_and_one_delta_a_stream(
         message = await anext(outbox.messages())
 
     assert message == StepMessage(streams=(10, 5, 11), starts=(0, 7, 3), token_ids=((1,), (2, 4), (3,)), others=())
+
+
+async def test_messages_are_apart_and_what_comes_between_merges(outbox: Outbox) -> None:
+    loop = asyncio.get_running_loop()
+    messages = outbox.messages()
+    with outbox.feed(address(0), 1) as feed:
+        feed.put(delta(0, 1))
+        await anext(messages)
+        sent_s = loop.time()
+        feed.put(delta(1, 2))
+        later = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0)
+        feed.put(delta(2, 3))
+
+        assert (await later).token_ids == ((2, 3),)
+
+        assert loop.time() - sent_s >= 0.9 * MIN_GAP_S  # a timer may be early by the clock's resolution
 
 
 async def test_a_feed_ends_when_each_of_its_choices_has(outbox: Outbox) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 import pytest
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.step_message import Received, Subscribe
+from bakehouse_replica.core.step_message import Received, ReturnAddress, Subscribe
 from bakehouse_replica.core.types import (
     Delivery,
     FinishReason,
@@ -267,30 +267,51 @@ class Broadcast:
         return self._answers
 
 
+class Options(TypedDict, total=False):
+    method_name: str
+    stream: bool
+    _by_reference: bool
+
+
 class Handle:
     """The part of a deployment handle that the client uses."""
 
     def __init__(self, response: Response | None = None, answers: Sequence[object] | Exception = ()) -> None:
         self.response = response
         self.answers = answers
+        self.ways: dict[str, bool] = {}  # by method that was called: whether its arguments went by reference
         self.n_asked = 0
         self.is_asked = asyncio.Event()
 
-    def options(self, *, method_name: str = "", stream: bool = True, _by_reference: bool = True) -> "Handle":
-        assert method_name in ("", "generate", "serve", "subscribe")
-        assert stream
-        return self
+    def options(self, **chosen: Unpack[Options]) -> "HandleWith":
+        return HandleWith(self, chosen)
 
-    def remote(self, asked: Request) -> Response | None:
-        return self.response
+
+class HandleWith:
+    """A handle with options; by itself Serve passes by reference."""
+
+    def __init__(self, handle: Handle, options: Options) -> None:
+        self._handle = handle
+        self._options = options
+
+    def options(self, **chosen: Unpack[Options]) -> "HandleWith":
+        return HandleWith(self._handle, self._options | chosen)
+
+    def remote(self, *arguments: object) -> Response | None:
+        assert self._options["stream"]
+        self._call(self._options["method_name"])
+        return self._handle.response
 
     def broadcast(self, method_name: str, received: Received | None) -> Broadcast:
-        assert method_name == "status"
-        if isinstance(self.answers, Exception):
-            raise self.answers
-        self.n_asked += 1
-        self.is_asked.set()
-        return Broadcast([Answer(answer) for answer in self.answers])
+        self._call(method_name)
+        if isinstance(self._handle.answers, Exception):
+            raise self._handle.answers
+        self._handle.n_asked += 1
+        self._handle.is_asked.set()
+        return Broadcast([Answer(answer) for answer in self._handle.answers])
+
+    def _call(self, method_name: str) -> None:
+        self._handle.ways[method_name] = self._options.get("_by_reference", True)
 
 
 def calls_by(handle: Handle) -> RayCalls:
@@ -310,6 +331,18 @@ def from_replica(cause: Exception) -> BaseException:
     """As Ray raises in the caller what an actor's method has raised."""
     error = RayTaskError("generate", "traceback", cause)  # type: ignore[no-untyped-call]
     return cast(BaseException, error.as_instanceof_cause())  # type: ignore[no-untyped-call]
+
+
+async def test_all_but_generate_goes_by_grpc() -> None:
+    handle = Handle(Response([]))
+    calls = calls_by(handle)
+
+    calls.generate(request())
+    calls.serve(request(), ReturnAddress(gateway_id="g", first_stream=0))
+    calls.subscribe(Subscribe(replica_id="a", gateway_id="g", subscription_id="g-0"))
+    await calls.ask_all(None)
+
+    assert handle.ways == {"generate": True, "serve": False, "subscribe": False, "status": False}
 
 
 @pytest.mark.parametrize(

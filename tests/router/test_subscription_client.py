@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 from bakehouse_replica.core.errors import EngineDead, Unavailable
-from bakehouse_replica.core.step_message import Receipt, Subscribe
+from bakehouse_replica.core.step_message import Receipt, ReturnAddress, Subscribe
 from bakehouse_replica.core.types import Delivery, Request, TokenDelta
 from bakehouse_router.subscription_client import SubscriptionClient
 from engines import WAIT_S, Gate, engine_with, ids_of, request
-from local_calls import LocalCalls, LocalReplica
+from local_calls import LocalCall, LocalCalls, LocalReplica, cut_short
 
 PERIOD_S = 0.01
 LOST = "the connection was lost by a test"
@@ -99,6 +99,89 @@ async def test_the_last_message_may_arrive_before_the_call_ends() -> None:
         replica.ends_may_arrive.clear()
         client, _ = await subscribed(replica)
         assert len(ids_of(await collected(client, request("a")))) == 6
+        await client.close()
+
+
+async def test_the_last_delivery_waits_for_the_end_of_the_call() -> None:
+    async with engine_with() as engine:
+        replica = LocalReplica(engine)
+        replica.ends_may_arrive.clear()
+        client, _ = await subscribed(replica)
+        whole = asyncio.ensure_future(collected(client, request("a")))
+        (subscription,) = replica.subscriptions
+        while not any(delta.finish for message in subscription.items for _, delta in message.others):
+            await asyncio.sleep(0)
+        while subscription.n_taken < len(subscription.items) or not replica.requests[0].task.done():
+            await asyncio.sleep(0)
+        for _ in range(8):  # more turns than it takes to hand the delivery on
+            await asyncio.sleep(0)
+        assert not replica.requests[0].end_was_taken
+        replica.ends_may_arrive.set()
+        await whole
+        assert replica.requests[0].end_was_taken, "the client may ask again before its charge is released"
+        await client.close()
+
+
+class CutShort(LocalCalls):
+    """Calls for requests end after so many items, and nothing tells that it is too early."""
+
+    def __init__(self, *replicas: LocalReplica, n_items: int) -> None:
+        super().__init__(*replicas)
+        self._n_items = n_items
+
+    def serve(self, request: Request, address: ReturnAddress) -> LocalCall[Delivery | Receipt]:
+        return LocalCall(cut_short(self.replicas[0].service.serve(request, address), self._n_items))
+
+
+@pytest.mark.parametrize("n_items", [0, 1])
+async def test_a_call_that_ends_early_fails_its_request(n_items: int) -> None:
+    gate = Gate(1)  # so that the first item is not the last
+    async with engine_with(gate.before_step) as engine:
+        client = SubscriptionClient(CutShort(LocalReplica(engine), n_items=n_items), status_period_s=PERIOD_S)
+        with pytest.raises(EngineDead, match="ended before its request did"):
+            await collected(client, request("a"))
+        gate.open()
+
+
+async def test_a_replica_is_told_how_many_messages_have_come() -> None:
+    async with engine_with() as engine:
+        replica = LocalReplica(engine)
+        client, calls = await subscribed(replica)
+        for k in range(3):
+            await collected(client, request(f"{k}"))
+        await rounds(calls)
+        (subscription,) = replica.subscriptions
+        assert calls.received is not None
+        (n_messages,) = calls.received.n_messages.values()
+        assert n_messages == len(subscription.items) >= 3
+        await client.close()
+
+
+async def test_a_replica_that_was_away_for_a_while_is_kept_for_the_requests_it_got_since() -> None:
+    gate = Gate()
+    async with engine_with(gate.before_step) as engine:
+        replica = LocalReplica(engine)
+        client, calls = await subscribed(replica)
+        before = asyncio.ensure_future(collected(client, request("before", max_tokens=2)))
+        gate.allow(1)
+        while gate.n_steps < 1:
+            await asyncio.sleep(PERIOD_S)
+        replica.is_candidate = False
+        await rounds(calls)
+        replica.is_candidate = True
+        await rounds(calls)
+        since = asyncio.ensure_future(collected(client, request("since", max_tokens=30)))
+        while len(replica.requests) < 2:
+            await asyncio.sleep(PERIOD_S)
+        gate.allow(4)
+        assert len(ids_of(await before)) == 2
+        replica.is_candidate = False
+        await rounds(calls)
+        gate.open()
+        assert len(ids_of(await since)) == 30
+        (subscription,) = replica.subscriptions
+        while not subscription.task.done():
+            await asyncio.sleep(PERIOD_S)
         await client.close()
 
 

@@ -28,6 +28,8 @@ class LocalCall(Generic[T]):
         self._arrived: asyncio.Queue[T | Exception | None] = asyncio.Queue()
         self._may_arrive = may_arrive
         self.items: list[T] = []  # all that the replica has sent
+        self.n_taken = 0
+        self.end_was_taken = False
         self.was_cancelled = False
         self._broken_by: Exception | None = None
         self.task = asyncio.create_task(self._run(items))
@@ -42,6 +44,8 @@ class LocalCall(Generic[T]):
             await self._may_arrive.wait()
         if self._broken_by is not None:
             raise self._broken_by
+        self.n_taken += item is not None
+        self.end_was_taken = item is None
         return item
 
     def cancel(self) -> None:
@@ -63,6 +67,13 @@ class LocalCall(Generic[T]):
             self._arrived.put_nowait(None)
         except Exception as error:
             self._arrived.put_nowait(error)
+
+
+async def cut_short(items: AsyncGenerator[T, None], n_items: int) -> AsyncGenerator[T, None]:
+    """So many of the items, and then an end as if it were the right one."""
+    async with aclosing(items):
+        for _ in range(n_items):
+            yield await anext(items)
 
 
 class LocalReplica:
@@ -99,6 +110,7 @@ class LocalCalls:
     def __init__(self, *replicas: LocalReplica) -> None:
         self.replicas = list(replicas)
         self.n_asked = 0
+        self.received: Received | None = None  # what the gateway has told last
         self.is_cut_off = False  # a gateway that was killed: it says nothing any more
 
     def generate(self, request: Request) -> LocalCall[Delivery]:
@@ -126,6 +138,7 @@ class LocalCalls:
     async def ask_all(self, received: Received | None) -> Answers:
         if self.is_cut_off:
             return Answers(statuses=(), is_whole=False)
+        self.received = received
         candidates = [each for each in self.replicas if each.is_candidate]
         statuses = [await each.service.status(received) for each in candidates]
         self.n_asked += 1

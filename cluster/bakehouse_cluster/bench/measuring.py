@@ -136,9 +136,9 @@ def _prepare(plan: Plan, load: Load, encoder: Encoder) -> _PointWork:
     asks = tuple(map(writer.write, demands))
     other = Random(f"{plan.seed} warm-up {load.label}")
     warmup_writer = PromptWriter(encoder, other, prefixes if plan.warms_prefixes else {})
-    warmup_demands = map(_without_given, plan.workload.demands(n_warmup, other))
-    warmup = tuple(map(warmup_writer.write, warmup_demands))
-    return _PointWork(load=load, warmup=warmup, asks=asks, said_of_warmup=_said_of_warmup(plan, n_warmup))
+    warmup_demands = plan.workload.demands(n_warmup, other)
+    warmup = tuple(map(warmup_writer.write, map(_without_given, warmup_demands)))
+    return _PointWork(load=load, warmup=warmup, asks=asks, said_of_warmup=_said_of_warmup(plan, warmup_demands))
 
 
 def _without_given(demand: Demand) -> Demand:
@@ -147,10 +147,12 @@ def _without_given(demand: Demand) -> Demand:
     return Demand(n_input=_N_WARMUP_INPUT, n_output=demand.n_output)
 
 
-def _said_of_warmup(plan: Plan, n_warmup: int) -> str:
-    said = f"{n_of(n_warmup, 'request')} of the same lengths with prompts of their own"
-    if n_warmup and isinstance(plan.workload, SharedPrefixes):
-        n_warm = min(n_warmup, plan.workload.n_prefixes)
+def _said_of_warmup(plan: Plan, demands: Sequence[Demand]) -> str:
+    said = f"{n_of(len(demands), 'request')} of the same lengths with prompts of their own"
+    if n_given := sum(demand.given is not None for demand in demands):
+        said += f", but {n_given} of {_N_WARMUP_INPUT} tokens for prompts that the trace gives"
+    if demands and isinstance(plan.workload, SharedPrefixes):
+        n_warm = min(len(demands), plan.workload.n_prefixes)
         if plan.warms_prefixes:
             return f"{said}, which begin with {n_warm} of the {plan.workload.n_prefixes} shared prefixes"
         return f"{said} and other prefixes"
@@ -219,6 +221,7 @@ def _point(work: _PointWork, records: Sequence[Record], cpu_s: float, *, is_part
         n_input_planned=sum(ask.n_input or 0 for ask in work.asks),
         n_output_planned=sum(ask.n_output for ask in work.asks),
         prompts_digest=_digest(work.asks),
+        n_warmup=len(work.warmup),
         warmup=work.said_of_warmup,
         generator_cpu_s=cpu_s,
         is_partial=is_partial,
@@ -241,6 +244,7 @@ def _work(plan: Plan, target: Target) -> Work:
         seed=plan.seed,
         api=target.api,
         ignores_eos=target.ignores_eos,
+        warms_prefixes=plan.warms_prefixes and isinstance(plan.workload, SharedPrefixes),
     )
 
 

@@ -21,6 +21,8 @@ class Outcome(StrEnum):
 
 # The requests whose tokens and latencies count.
 ANSWERED = (Outcome.OK, Outcome.SHORT)
+# The requests that did not go as asked.
+WRONG = (Outcome.SHORT, Outcome.ERROR, Outcome.SHED, Outcome.ABORTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The outcome of a benchmark, and the JSON file that keeps it (format `bakehouse-bench`, version 1).
+"""The outcome of a benchmark, and the JSON file that keeps it (format `bakehouse-bench`, version 2).
 
 The file is the dataclass `Result` as it stands, field by field; times in seconds.
 """
@@ -37,7 +37,8 @@ class Load:
 class Point:
     """One measurement. `n_planned`: requests; `n_input_planned`, `n_output_planned`: their tokens as planned.
 
-    `prompts_digest`: equal where the very same requests were sent. `warmup`: what ran before, uncounted.
+    `prompts_digest`: equal where the very same requests were sent. `warmup`: what ran before, uncounted, in words;
+    `n_warmup`: how many requests that were.
     `generator_cpu_s`: CPU time of the load generator itself. `is_partial`: it was interrupted.
     """
 
@@ -46,6 +47,7 @@ class Point:
     n_input_planned: int
     n_output_planned: int
     prompts_digest: str
+    n_warmup: int
     warmup: str
     generator_cpu_s: float
     is_partial: bool
@@ -54,7 +56,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What was asked; two results can be compared where this is equal. `parameters`: lengths and numbers."""
+    """What was asked; two results can be compared where this and each load's number of warm-up requests are equal.
+
+    `parameters`: lengths and numbers. `warms_prefixes`: the warm-up begins with the measured requests' shared
+    prefixes, so that these are cached.
+    """
 
     name: str
     kind: str
@@ -62,6 +68,7 @@ class Work:
     seed: int
     api: Literal["completions", "chat"]
     ignores_eos: bool
+    warms_prefixes: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,7 @@ class Result:
     work: Work
     points: tuple[Point, ...]
     format: Literal["bakehouse-bench"] = "bakehouse-bench"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
 
     @property
     def is_partial(self) -> bool:

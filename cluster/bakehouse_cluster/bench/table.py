@@ -10,14 +10,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bakehouse_cluster.bench.records import Outcome
+from bakehouse_cluster.bench.records import WRONG
 from bakehouse_cluster.bench.result import Point, Result
 from bakehouse_cluster.bench.statistics import Distribution, Summary
 from bakehouse_cluster.progress import counted, n_of
 
 _N_PROBLEMS = 5
 _UNBOUNDED = 10_000
-_WRONG = (Outcome.SHORT, Outcome.ERROR, Outcome.SHED, Outcome.ABORTED)
 _LEGEND = (
     "in ms, of answered requests; beside them which share of all was short, failed, shed (429, 503) or broke "
     "off. TTFT: until the first text. ITL: between tokens; a gap before a frame of k tokens counts k times a "
@@ -93,7 +92,7 @@ def _throughput(result: Result) -> Table:
 
 
 def _latencies(result: Result) -> Table:
-    table = plain_table("load", "", "p50", "p90", "p99", "max", *map(str, _WRONG), n_left=2)
+    table = plain_table("load", "", "p50", "p90", "p99", "max", *map(str, WRONG), n_left=2)
     for point in result.points:
         summary = point.summary
         named = {"TTFT": summary.ttft_s, "ITL": summary.itl_s, "gap": summary.gap_s, "E2E": summary.e2e_s}
@@ -109,7 +108,7 @@ def _milliseconds(times: Distribution | None) -> tuple[str, ...]:
 
 
 def _shares(summary: Summary) -> tuple[str, ...]:
-    shares = (summary.share(outcome) for outcome in _WRONG)
+    shares = (summary.share(outcome) for outcome in WRONG)
     return tuple(f"[red]{share:.1%}[/red]" if share else "0%" for share in shares)
 
 

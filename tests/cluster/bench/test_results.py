@@ -56,6 +56,7 @@ def point(n_users: float, output_tokens_per_s: float, **changes: object) -> Poin
         n_input_planned=1000,
         n_output_planned=100,
         prompts_digest="d",
+        n_warmup=1,
         warmup="1 request",
         generator_cpu_s=0.1,
         is_partial=False,
@@ -87,6 +88,7 @@ W4 = Work(
     seed=0,
     api="completions",
     ignores_eos=True,
+    warms_prefixes=False,
 )
 
 
@@ -108,7 +110,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ("{}", "environment: Field required"),
         ("[", "the file: Invalid JSON"),
-        ('{"version": 2}', "version: Input should be 1"),
+        ('{"version": 1}', "version: Input should be 2"),
     ],
 )
 def test_what_is_no_result_is_refused_in_a_line(tmp_path: Path, text: str, message: str) -> None:
@@ -116,7 +118,7 @@ def test_what_is_no_result_is_refused_in_a_line(tmp_path: Path, text: str, messa
     path.write_text(text)
     if "version" in text:
         write_result(result(point(1, 1.0)), path)
-        path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+        path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
     with pytest.raises(StartupError) as refused:
         read_result(path)
     assert message in refused.value.message
@@ -164,12 +166,19 @@ def test_points_of_equal_load_are_paired_and_the_worst_ratio_counts() -> None:
         ({"parameters": {"n_requests": 10}}, "parameters is"),
         ({"api": "chat"}, "api is completions"),
         ({"ignores_eos": False}, "ignores_eos is True"),
+        ({"warms_prefixes": True}, "warms_prefixes is False"),
     ],
 )
 def test_different_work_is_not_compared(change: dict[str, object], message: str) -> None:
     other = result(point(1, 1.0), work=replace(W4, **change))  # type: ignore[arg-type]
     with pytest.raises(StartupError, match=message):
         pair_points(result(point(1, 1.0)), other)
+
+
+def test_loads_that_were_warmed_up_otherwise_are_not_compared() -> None:
+    cold = result(replace(point(8, 1.0), n_warmup=0))
+    with pytest.raises(StartupError, match="at 8 at once, 1 request warmed up in the first and 0 in the second"):
+        pair_points(result(point(8, 1.0)), cold)
 
 
 def test_results_without_a_common_load_or_in_part_are_not_compared() -> None:
@@ -181,12 +190,27 @@ def test_results_without_a_common_load_or_in_part_are_not_compared() -> None:
 
 
 def test_a_comparison_shows_both_and_their_ratio() -> None:
-    first, second = result(point(1, 100.0)), result(point(1, 250.0))
+    outcomes = dict.fromkeys(Outcome, 0) | {Outcome.OK: 8, Outcome.SHED: 1, Outcome.ABORTED: 1}
+    first, second = result(point(1, 100.0)), result(point(1, 250.0, requests_per_s=0.5, outcomes=outcomes))
     console = Console(file=io.StringIO(), width=100)
     show_comparison(first, second, pair_points(first, second), console)
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
-    assert ["1", "at", "once", "output", "tok/s", "100.0", "250.0", "2.50"] in lines
+    compared = [" ".join(line[3:]) for line in lines if line[:3] == ["1", "at", "once"]]
+    assert compared == [
+        "output tok/s 100.0 250.0 2.50",
+        "total tok/s 500.0 500.0 1.00",
+        "requests/s 2.00 0.50 0.25",
+        *(
+            f"{name} {percentile} ms {value} {value} 1.00"
+            for name in ("TTFT", "ITL", "gap")
+            for percentile, value in (("p50", "10.0"), ("p90", "30.0"), ("p99", "40.0"))
+        ),
+        "short 20.0% 0%",
+        "error 20.0% 0%",
+        "shed 20.0% 10.0%",
+        "aborted 20.0% 10.0%",
+    ]
 
 
 def test_shares_of_what_went_wrong_stand_beside_every_latency() -> None:

@@ -112,8 +112,11 @@ def test_what_failed_counts_in_shares_and_in_time_but_not_in_tokens_or_latencies
         Outcome.ABORTED: 0.2,
     }
     assert summary.n_output_tokens == 3
+    assert summary.requests_per_s == pytest.approx(2 / 9)
     assert summary.ttft_s is not None
     assert summary.ttft_s.max == 1
+    assert summary.e2e_s is not None
+    assert (summary.e2e_s.p50, summary.e2e_s.max) == (1, 1)
     assert summary.problems == {"busy": 2, "short": 1, "gone": 1}
 
 

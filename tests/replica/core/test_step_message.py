@@ -1,7 +1,9 @@
 """Step messages: what goes in comes out, through pickle, whatever deltas carry."""
 
 import pickle
+from typing import Any
 
+import pytest
 from bakehouse_replica.core.step_message import pack, unpack
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta, TokenLogprob, Usage
 from hypothesis import HealthCheck, given, settings
@@ -47,13 +49,21 @@ def test_streams_that_nobody_waits_for_are_left_out() -> None:
     assert dict(unpack(message, {0: ("a", 0), 2: ("b", 1)}.get)) == {0: plain, 2: last}
 
 
-def test_a_failure_alone_is_not_lost() -> None:
-    failed = TokenDelta(
-        request_id="a",
-        choice=0,
-        start=0,
-        token_ids=(),
-        failure=Failure(kind=FailureKind.ENGINE, message="dead"),
-    )
+LOGPROB = TokenLogprob(logprob=-0.5, rank=1, top=())
 
-    assert list(unpack(pack([(7, failed)]), {7: ("a", 0)}.get)) == [(7, failed)]
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"failure": Failure(kind=FailureKind.ENGINE, message="dead")},
+        {"finish": FinishReason.STOP},
+        {"usage": Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=0)},
+        {"logprobs": (LOGPROB,)},
+        {"prompt_logprobs": (LOGPROB,)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_whatever_a_delta_has_besides_tokens_is_not_lost_alone(more: dict[str, Any]) -> None:
+    delta = TokenDelta(request_id="a", choice=0, start=0, token_ids=(), **more)
+
+    assert list(unpack(pack([(7, delta)]), {7: ("a", 0)}.get)) == [(7, delta)]

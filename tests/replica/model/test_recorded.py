@@ -1,5 +1,6 @@
 """Decode steps played from recordings equal those whose operations are called, to the bit."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 from bakehouse_kernels.cpu.ops import CpuOps
 from bakehouse_kernels.cpu.packing import WeightFormat
+from bakehouse_kernels.layout import KVCache
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Chunk, Sample
-from bakehouse_replica.model.batch import build_batch, flatten
+from bakehouse_replica.model.batch import BatchTensors, build_batch, flatten
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.recorded import RecordedSteps
 from decoding import BLOCK_SIZE, CPU, load, open_model
@@ -17,7 +19,7 @@ from tiny_llama import N_TOKENS, random_model, tiny_config
 
 SAMPLE = Sample(params=SamplingParams(), seeds=(0,), output_index=0)
 N_STEPS = 40
-N_BLOCKS = 8 * (N_STEPS // BLOCK_SIZE + 1)
+N_BLOCKS = 8 * (N_STEPS // BLOCK_SIZE + 1) + 64
 
 
 def chunks_of(starts: dict[int, int], random: Random) -> tuple[Chunk, ...]:
@@ -34,17 +36,12 @@ def chunks_of(starts: dict[int, int], random: Random) -> tuple[Chunk, ...]:
     )
 
 
-@pytest.mark.parametrize("weight_format", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1}],
-    ids=["", "biases", "mqa"],
-)
-def test_steps_of_sequences_that_come_and_go_are_equal(
-    weight_format: WeightFormat, fields: dict[str, object], tmp_path: Path
-) -> None:
-    random_model(tiny_config(**fields)).save_pretrained(tmp_path / "model")
-    spec, weights = load(open_model(tmp_path / "model", tmp_path / "cache"))
+def both_ways(
+    folder: Path, weight_format: WeightFormat, **fields: object
+) -> tuple[Decoder, RecordedSteps, KVCache, KVCache]:
+    """A decoder, its recordings, the cache that these have, and another one for calls."""
+    random_model(tiny_config(**fields)).save_pretrained(folder / "model")
+    spec, weights = load(open_model(folder / "model", folder / "cache"))
     ops = CpuOps(torch.get_num_threads(), weight_format=weight_format)
     called, played = (
         ops.new_cache(
@@ -57,7 +54,19 @@ def test_steps_of_sequences_that_come_and_go_are_equal(
         for _ in range(2)
     )
     decoder = Decoder(spec, weights, ops)
-    recorded = RecordedSteps(decoder, played, ops)
+    return decoder, RecordedSteps(decoder, played, ops), played, called
+
+
+@pytest.mark.parametrize("weight_format", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 1}],
+    ids=["", "biases", "mqa"],
+)
+def test_steps_of_sequences_that_come_and_go_are_equal(
+    weight_format: WeightFormat, fields: dict[str, object], tmp_path: Path
+) -> None:
+    decoder, recorded, _, called = both_ways(tmp_path, weight_format, **fields)
     random = Random(11)
     lengths = dict.fromkeys(range(8), 0)
     for _ in range(N_STEPS):
@@ -67,3 +76,30 @@ def test_steps_of_sequences_that_come_and_go_are_equal(
         for s in running:
             lengths[s] += 1
         assert torch.equal(recorded.forward(batch), decoder.forward(batch, called))
+
+
+@pytest.mark.parametrize("n_blocks", [64, 65, 130])
+def test_a_context_may_have_any_number_of_blocks(n_blocks: int, tmp_path: Path) -> None:
+    decoder, recorded, played, called = both_ways(tmp_path, "float32", max_position_embeddings=1024)
+    random = Random(n_blocks)
+    lengths = (BLOCK_SIZE * n_blocks - 1, BLOCK_SIZE)
+    block_ids = (tuple(range(N_BLOCKS - 1, N_BLOCKS - 1 - n_blocks, -1)), (0, 1))
+
+    def batch_of(starts: Sequence[int], ends: Sequence[int]) -> BatchTensors:
+        chunks = tuple(
+            Chunk(
+                sequence_id=s,
+                token_ids=tuple(random.choices(range(N_TOKENS), k=end - start)),
+                start=start,
+                block_ids=block_ids[s][: -(-end // BLOCK_SIZE)],
+                sample=SAMPLE,
+            )
+            for s, (start, end) in enumerate(zip(starts, ends, strict=True))
+        )
+        return build_batch(flatten(chunks), block_size=BLOCK_SIZE, device=CPU)
+
+    before = batch_of((0, 0), lengths)
+    for cache in (called, played):
+        decoder.forward(before, cache)
+    step = batch_of(lengths, [length + 1 for length in lengths])
+    assert torch.equal(recorded.forward(step), decoder.forward(step, called))

@@ -152,6 +152,22 @@ def test_a_chunk_may_score_some_of_its_rows_and_draw_after_the_last(decoder: Dec
     assert_logprobs_close(scored[0].logprobs, token_logprobs(ReferenceOps(), logits_TV[2:6], PROMPT[3:], 1))
 
 
+def test_of_chunks_of_one_token_only_those_that_ask_draw(decoder: Decoder) -> None:
+    runner = runner_of(decoder, new_cache())
+    asking = prompt_chunk((0,), SamplingParams(temperature=0.0))
+    silent = replace(asking, sequence_id=9, block_ids=(0, 1), token_ids=PROMPT[::-1])
+    first, last = (
+        [replace(chunk, token_ids=chunk.token_ids[begin:end], start=begin) for chunk in (silent, asking)]
+        for begin, end in ((0, 6), (6, 7))
+    )
+    runner.run(plan_of(*(replace(chunk, sample=None) for chunk in first)))
+
+    found = runner.run(plan_of(replace(last[0], sample=None), last[1]))
+
+    best = Draw(token_ids=(int(prompt_logits(decoder)[-1].argmax()),))
+    assert found == ((Sampled(sequence_id=8, draws=(best,)),), ())
+
+
 def assert_logprobs_close(found: Sequence[TokenLogprob], expected: Sequence[TokenLogprob]) -> None:
     """Equal ranks and ids; values within 1e-5: float32 sums in another order, of logits below 10."""
     assert [(one.rank, [id_ for id_, _ in one.top]) for one in found] == [
