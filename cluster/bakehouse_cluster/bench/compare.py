@@ -32,8 +32,8 @@ def pair_points(first: Result, second: Result) -> tuple[Pair, ...]:
     for a, b in pairs:
         if a.n_warmup != b.n_warmup:
             raise StartupError(
-                f"different work cannot be compared: at {a.load.label}, {n_of(a.n_warmup, 'request')} warmed up in "
-                f"the first and {b.n_warmup} in the second"
+                f"different work cannot be compared: at {a.load.label}, {n_of(a.n_warmup, 'request')} warmed up "
+                f"in the first and {b.n_warmup} in the second"
             )
     if not pairs:
         raise StartupError(
