@@ -10,6 +10,10 @@ from bakehouse_router.keys import read_keys
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.ports import require_free_ports
 
+# What models and machines may not be able to do.
+_OF_MODEL = {"max_model_len", "dtype", "quantize", "kv_dtype", "device"}
+_OF_REPLICA = {"kv_memory", "block_size", "tensor_parallel"}
+
 
 def check_before_start(config: Config) -> None:
     """Raises `StartupError` where a local server could not serve as asked, or must not."""
@@ -22,14 +26,17 @@ def check_before_start(config: Config) -> None:
         read_keys(config.gateway.keys)
 
 
-def check_ranks(config: Config, files: ModelFiles) -> None:
-    """Raises `StartupError` where the model cannot be shared by as many ranks as are asked for."""
-    if config.replica.tensor_parallel > 1 and not files.is_script:
-        # Loads torch and transformers, which a server of whole models need not wait for.
-        from bakehouse_replica.model.sharding import check_sizes
-        from bakehouse_replica.model.spec import read_spec
+def check_model(config: Config, files: ModelFiles) -> None:
+    """Raises `StartupError` where no replica could serve the model as asked.
 
-        check_sizes(read_spec(files), config.replica.tensor_parallel)
+    Without options that could be at odds with model or machine there is nothing to find, and a start need not wait
+    two seconds for torch and transformers to be loaded.
+    """
+    if not (config.model.model_fields_set & _OF_MODEL or config.replica.model_fields_set & _OF_REPLICA):
+        return
+    from bakehouse_replica.executors.checking import check_settings
+
+    check_settings(config.replica_settings(hash_key=b""), files)
 
 
 def is_loopback(host: str) -> bool:

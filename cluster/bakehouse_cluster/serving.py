@@ -13,7 +13,7 @@ from types import FrameType
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.source import open_source
 
-from bakehouse_cluster.checks import check_before_start, check_ranks, is_loopback
+from bakehouse_cluster.checks import check_before_start, check_model, is_loopback
 from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.local_ray import LocalRay
@@ -41,7 +41,7 @@ def serve(config: Config, stages: Stages) -> int:
     config = config.shared_out(n_cpus)
     check_before_start(config)
     with stages.stage(f"model {config.model.source}"):
-        check_ranks(config, open_source(config.source))
+        check_model(config, open_source(config.source))
     ray = LocalRay(
         LocalRaySettings(
             host=config.server.host,

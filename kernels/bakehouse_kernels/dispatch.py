@@ -38,8 +38,30 @@ def select_ops(
 
     Raises `ValueError` naming what is missing.
     """
+    check_ops(device, dtype, quantize=quantize, kv_dtype=kv_dtype)
     if device.type == "cuda":
-        return _gpu_ops(device, dtype, quantize, kv_dtype or dtype)
+        # Optional: triton exists for Linux only, and takes a second to import, which the CPU path does without.
+        from bakehouse_kernels.triton.ops import TritonOps
+
+        return TritonOps(device, dtype, is_int8=quantize == "int8")
+    n_available = n_cores()
+    if not 1 <= n_threads <= n_available:
+        raise ValueError(f"n_threads is {n_threads}; this process may use 1 to {n_available} cores")
+    weight_format = _CPU_FORMATS[dtype] if quantize == "none" else quantize
+    return CpuOps(n_threads, weight_format=weight_format, kv_dtype=kv_dtype or default_kv_dtype(dtype, quantize))
+
+
+def check_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quantize: Quantize = "none",
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    """Raises `ValueError` where `select_ops` would, number of threads aside; compiles nothing."""
+    if device.type == "cuda":
+        _check_gpu(dtype, kv_dtype or dtype)
+        return
     if device.type != "cpu":
         raise ValueError(f"no kernels for device {device.type!r}; there are kernels for: cpu, cuda")
     if quantize != "none" and dtype != torch.float32:
@@ -57,14 +79,9 @@ def select_ops(
             "no CPU kernels for keys and values of torch.float16 on a processor without F16C or NEON; "
             "there are for: torch.float32"
         )
-    n_available = n_cores()
-    if not 1 <= n_threads <= n_available:
-        raise ValueError(f"n_threads is {n_threads}; this process may use 1 to {n_available} cores")
-    weight_format = _CPU_FORMATS[dtype] if quantize == "none" else quantize
-    return CpuOps(n_threads, weight_format=weight_format, kv_dtype=kept)
 
 
-def _gpu_ops(device: torch.device, dtype: torch.dtype, quantize: Quantize, kv_dtype: torch.dtype) -> Ops:
+def _check_gpu(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     if dtype not in GPU_DTYPES:
         known = ", ".join(map(str, GPU_DTYPES))
         raise ValueError(f"no GPU kernels for {dtype}; there are GPU kernels for: {known}")
@@ -74,10 +91,6 @@ def _gpu_ops(device: torch.device, dtype: torch.dtype, quantize: Quantize, kv_dt
         raise ValueError(f"torch {torch.__version__} sees no CUDA device; there are kernels for: cpu")
     if find_spec("triton") is None:
         raise ValueError("the GPU kernels need triton, which is not installed: pip install 'triton>=3.6,<3.8'")
-    # Optional: triton exists for Linux only, and takes a second to import, which the CPU path does without.
-    from bakehouse_kernels.triton.ops import TritonOps
-
-    return TritonOps(device, dtype, is_int8=quantize == "int8")
 
 
 def default_kv_dtype(dtype: torch.dtype, quantize: Quantize) -> torch.dtype:

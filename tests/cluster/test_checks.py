@@ -4,9 +4,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from bakehouse_cluster.checks import check_before_start, is_loopback
+from bakehouse_cluster.checks import check_before_start, check_model, is_loopback
 from bakehouse_cluster.config import Config, parse_config
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.source import open_source
 
 
 @pytest.fixture
@@ -69,3 +70,26 @@ def test_haproxy_listens_beyond_loopback_and_so_needs_keys_or_that_it_is_meant(p
     with pytest.raises(StartupError, match=r"server\.ingress: HAProxy listens on all .* give --keys FILE"):
         check_before_start(config_of(port, {"ingress": "haproxy"}))
     check_before_start(config_of(port, {"ingress": "haproxy", "allow_unauthenticated": True}))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"model": {"quantize": "int8", "dtype": "bfloat16"}}, "--quantize int8 and --dtype bfloat16 exclude"),
+        ({"model": {"max_model_len": 100_000}}, "--max-model-len is 100000; it must be from 2 to"),
+        ({"replica": {"kv_memory": "1MiB"}}, "raise --kv-memory by 359 MiB"),
+        ({"replica": {"kv_memory": "900GiB"}}, "too little memory: .* the KV cache 900 GiB"),
+        ({"replica": {"tensor_parallel": 2}}, "--tensor-parallel is 2, .*; 1, 3 or 9 would work"),
+    ],
+)
+def test_what_the_model_or_the_machine_cannot_do_is_refused_before_anything_starts(
+    tree: dict[str, dict[str, object]], said: str
+) -> None:
+    config = parse_config(tree)
+    with pytest.raises(StartupError, match=said):
+        check_model(config, open_source(config.source))
+
+
+def test_options_that_suit_the_model_pass() -> None:
+    config = parse_config({"model": {"quantize": "int8", "max_model_len": 512}, "replica": {"tensor_parallel": 3}})
+    check_model(config, open_source(config.source))

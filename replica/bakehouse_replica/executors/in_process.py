@@ -20,7 +20,7 @@ from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.parallel_ops import ParallelOps
 from bakehouse_replica.model.runner import Runner
 from bakehouse_replica.model.sharding import Shard, local_spec, own_tokens
-from bakehouse_replica.model.sizing import available_memory_bytes, plan_memory
+from bakehouse_replica.model.sizing import MemoryPlan, available_memory_bytes, plan_memory
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import DecoderWeights, load_weights
 from bakehouse_replica.settings import ReplicaSettings
@@ -101,6 +101,22 @@ def build_executor(
     return InProcessExecutor(runner=runner, capacity=capacity, constraints=constraints)
 
 
+def host_memory(settings: ReplicaSettings, spec: ModelSpec, max_model_len: int, shard: Shard) -> MemoryPlan:
+    """What a rank takes of this machine's memory. Raises `StartupError` where that does not suffice."""
+    device = torch.device("cpu")
+    return plan_memory(
+        replace(local_spec(spec, shard), vocabulary_size=len(own_tokens(spec.vocabulary_size, shard))),
+        dtype=dtype_of(settings, device),
+        quantize=settings.quantize,
+        kv_dtype=kv_dtype_of(settings, device),
+        block_size=settings.block_size or default_block_size(device),
+        max_model_len=max_model_len,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        available_bytes=available_memory_bytes(),
+        n_ranks=shard.size,
+    )
+
+
 def load_executor(
     settings: ReplicaSettings,
     files: ModelFiles,
@@ -127,17 +143,7 @@ def load_executor(
     except ValueError as error:
         raise StartupError(f"model {files.name!r}: {error}") from error
     block_size = settings.block_size or default_block_size(device)
-    memory = plan_memory(
-        replace(own_spec, vocabulary_size=len(own_tokens(spec.vocabulary_size, shard))),
-        dtype=dtype,
-        quantize=settings.quantize,
-        kv_dtype=kv_dtype,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        kv_memory_bytes=settings.kv_memory_bytes,
-        available_bytes=available_memory_bytes(),
-        n_ranks=shard.size,
-    )
+    memory = host_memory(settings, spec, max_model_len, shard)
     n_blocks = collective.smallest(memory.n_blocks)
     begun_at = perf_counter()
     # What products do not read stays float32; the kernels round the rest as they pack it.
