@@ -1,6 +1,7 @@
 """Every executor there is, and how the conformance suite asks them for tokens and scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 
 import pytest
@@ -176,6 +177,19 @@ EXECUTORS = [
     pytest.param(make_fake_ahead, id="fake_ahead"),
     pytest.param(make_scripted_ahead, id="scripted_ahead"),
 ]
+
+
+@contextmanager
+def closing_all(factory: MakeExecutor) -> Iterator[MakeExecutor]:
+    """The factory, whose executors are closed at the end: ranks have threads and connections."""
+    with ExitStack() as stack:
+
+        def make(capacity: Capacity) -> Executor:
+            executor = factory(capacity)
+            stack.callback(executor.close)
+            return executor
+
+        yield make
 
 
 def ids_drawn(result: StepResult) -> list[tuple[int, ...]]:

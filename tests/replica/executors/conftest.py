@@ -5,18 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 from bakehouse_replica.core.executor import Executor
-from executors import CAPACITY, EXECUTORS, MakeExecutor
+from executors import CAPACITY, EXECUTORS, MakeExecutor, closing_all
 
 
 @pytest.fixture(params=EXECUTORS)
-def make_executor(request: pytest.FixtureRequest) -> MakeExecutor:
-    factory: MakeExecutor = request.param
-    return factory
+def make_executor(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
+    with closing_all(request.param) as factory:
+        yield factory
+    gc.collect()  # connections of ranks are parts of cycles, and there are many tests
 
 
 @pytest.fixture
-def executor(make_executor: MakeExecutor) -> Iterator[Executor]:
-    made = make_executor(CAPACITY)
-    yield made
-    made.close()
-    gc.collect()  # connections of ranks are parts of cycles, and there are many tests
+def executor(make_executor: MakeExecutor) -> Executor:
+    return make_executor(CAPACITY)

@@ -1,7 +1,7 @@
 """What every executor promises where a step is begun while another is in flight, for any model."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,6 +20,7 @@ from executors import (
     SEEDED,
     MakeExecutor,
     chunk_of,
+    closing_all,
     cold,
     drawn,
     ids_drawn,
@@ -30,9 +31,9 @@ N_OUTPUT = 5
 
 
 @pytest.fixture(params=OVERLAPPING)
-def make_executor(request: pytest.FixtureRequest) -> MakeExecutor:
-    factory: MakeExecutor = request.param
-    return factory
+def make_executor(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
+    with closing_all(request.param) as factory:
+        yield factory
 
 
 @pytest.fixture
