@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 # other packages import it, too (transformers' models do): so it is said before anything is imported. Here kernels
 # are interpreted, on the CPU; tests of compiled ones start processes with TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What a shell starts in the background ignores Ctrl-C, and so would whatever tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

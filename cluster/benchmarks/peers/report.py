@@ -100,17 +100,18 @@ def table(rows: Sequence[Row], workloads: Sequence[str]) -> str:
 
 
 def ratios(rows: Sequence[Row], workloads: Sequence[str]) -> str:
-    """Ours against the best peer, as the aims name them, in Markdown; what lacks a measurement is left out."""
+    """Each of ours against the best peer, as the aims name them, in Markdown; without what was not measured."""
     lines = _markdown_head(["ours", "against", "workload", "ours / best", "aim", "best peer"], n_left=2)
     for aim in AIMS:
-        for workload, least in aim.ratios.items():
-            ours = _best((row for row in rows if row.is_ours and row.is_quantized is aim.is_quantized), workload)
-            best = _best((row for row in rows if not row.is_ours and aim.admits(row)), workload)
-            if workload not in workloads or ours is None or best is None:
-                continue
-            ratio = _rate(ours, workload) / _rate(best, workload)
-            cells = [ours.name, aim.peers, workload, f"{ratio:.2f}", f"{least:g}", best.name]
-            lines.append(_markdown_row(cells))
+        for own in (row for row in rows if row.is_ours and row.is_quantized is aim.is_quantized):
+            for workload, least in aim.ratios.items():
+                ours = _best([own], workload)
+                best = _best((row for row in rows if not row.is_ours and aim.admits(row)), workload)
+                if workload not in workloads or ours is None or best is None:
+                    continue
+                ratio = _rate(ours, workload) / _rate(best, workload)
+                cells = [ours.name, aim.peers, workload, f"{ratio:.2f}", f"{least:g}", best.name]
+                lines.append(_markdown_row(cells))
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""All that drawing from a row of logits needs, in one pass over the vocabulary.
+"""What drawing from a row of logits needs: a pass over it for the best ids, and a second one for its weights.
 
-The row is read in blocks of `SURVEY_BLOCK`, which stay in the first-level cache while their spans' peaks are found
-and their weights summed, relative to the block's own peak. The best n ids lie in the best n spans by their peaks,
-so that only those are looked at again, best first, until no id of the next span can be among them.
+The first finds the peak of each span; the best n ids lie in the best n spans by their peaks, so that only those
+are looked at again, best first, until no id of the next span can be among them. The second, where there is a
+temperature, sums weights in blocks of `SURVEY_BLOCK`, relative to each block's own peak.
 
 Logits are compared as integers in the same order, so that the search for peaks compiles to vector code and a NaN
 cannot hide: it lies beyond infinity, on either side.

@@ -1,7 +1,7 @@
 """Draws tokens from logits, each row on its own.
 
 The order is the field's: penalties → bias → masks (`adjust`) → temperature → top_k → top_p → min_p (`filters`),
-then the draw (`noise`). Log-probabilities are those of the row as the model left it. One pass over all rows finds
+then the draw (`noise`). Log-probabilities are those of the row as the model left it. A survey of all rows finds
 what most draws need (`surveyed`); only rows that a request changes are copied, and passed over once more. Costs:
 `replica/benchmarks/sampling.py`.
 

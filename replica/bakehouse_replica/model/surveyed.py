@@ -1,4 +1,4 @@
-"""Rows of logits together with what one pass over them finds.
+"""Rows of logits together with what is found in passing over them.
 
 Shape legend: R rows of logits, V vocabulary.
 """
