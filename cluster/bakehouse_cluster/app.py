@@ -4,7 +4,9 @@ import secrets
 from math import floor
 from typing import Any
 
+import ray
 from bakehouse_replica.actor import ReplicaActor
+from bakehouse_replica.source import SCRIPT_PREFIX
 from bakehouse_router.deployment import GatewayDeployment
 from bakehouse_router.ray_client import KvAwareRouter
 from ray import serve
@@ -55,7 +57,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
-    bundle = rank_bundle(config)
+    bundle = rank_bundle(config, has_gpus=ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0)
     options: dict[str, object] = {
         "num_cpus": bundle["CPU"],
         "num_gpus": bundle.get("GPU", 0),
@@ -89,11 +91,17 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     )(ReplicaActor)
 
 
-def rank_bundle(config: Config) -> dict[str, float]:
-    """What Ray reserves for each rank of a replica, of which the first is the replica's actor itself."""
+def rank_bundle(config: Config, *, has_gpus: bool) -> dict[str, float]:
+    """What Ray reserves for each rank of a replica, of which the first is the replica's actor itself.
+
+    `has_gpus`: whether the cluster has any. Ray hides GPUs that an actor has not reserved from nobody, so that of
+    a machine with two each `auto` replica would take the first.
+    """
     cpus = 1.0 if config.replica.cpus is None else config.replica.cpus
     bundle = {"CPU": floor(cpus / config.replica.tensor_parallel * RAY_SHARES) / RAY_SHARES}
-    return bundle | {"GPU": 1.0} if config.model.device == "cuda" else bundle
+    is_on_gpu = config.model.device == "cuda" or (config.model.device == "auto" and has_gpus)
+    runs_model = config.replica.executor == "model" and not config.model.source.startswith(SCRIPT_PREFIX)
+    return bundle | {"GPU": 1.0} if is_on_gpu and runs_model else bundle
 
 
 def _gateway_deployment(config: Config) -> serve.Deployment:

@@ -1,22 +1,21 @@
 """Device and dtype to `Ops`: decided once, explicitly, by whoever builds the model."""
 
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.cpu.ops import CpuOps
-from bakehouse_kernels.cpu.packing import WeightFormat
-from bakehouse_kernels.cpu.pool import n_cores
-from bakehouse_kernels.cpu.tile import HAS_HALF
+
+if TYPE_CHECKING:
+    from bakehouse_kernels.cpu.packing import WeightFormat
 
 KV_DTYPES = (torch.float32, torch.float16)
 GPU_DTYPES = (torch.bfloat16, torch.float32)
 
 Quantize = Literal["none", "int8"]
 
-_CPU_FORMATS: dict[torch.dtype, WeightFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_CPU_FORMATS: dict[torch.dtype, "WeightFormat"] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def select_ops(
@@ -44,6 +43,10 @@ def select_ops(
         from bakehouse_kernels.triton.ops import TritonOps
 
         return TritonOps(device, dtype, is_int8=quantize == "int8")
+    # The CPU path brings Numba, which a GPU's does without, as this one does without triton.
+    from bakehouse_kernels.cpu.ops import CpuOps
+    from bakehouse_kernels.cpu.pool import n_cores
+
     n_available = n_cores()
     if not 1 <= n_threads <= n_available:
         raise ValueError(f"n_threads is {n_threads}; this process may use 1 to {n_available} cores")
@@ -69,6 +72,9 @@ def check_ops(
     if dtype not in _CPU_FORMATS:
         known = ", ".join(map(str, _CPU_FORMATS))
         raise ValueError(f"no CPU kernels for {dtype}; there are CPU kernels for: {known}")
+    # Brings Numba: see `select_ops`.
+    from bakehouse_kernels.cpu.tile import HAS_HALF
+
     kept = kv_dtype or default_kv_dtype(dtype, quantize)
     if kept not in KV_DTYPES:
         raise ValueError(
@@ -98,7 +104,7 @@ def default_kv_dtype(dtype: torch.dtype, quantize: Quantize) -> torch.dtype:
     return kv_dtype_beside(_CPU_FORMATS[dtype] if quantize == "none" else quantize)
 
 
-def kv_dtype_beside(weight_format: WeightFormat) -> torch.dtype:
+def kv_dtype_beside(weight_format: "WeightFormat") -> torch.dtype:
     """The same for weights of this format: 16 bits where they have no more."""
     return torch.float32 if weight_format == "float32" else torch.float16
 

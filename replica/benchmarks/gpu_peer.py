@@ -38,4 +38,9 @@ def run_peer(
             persistent_manager=True,  # lives on: whoever calls ends the process
         )
         total_s = perf_counter() - begun_at
+        counts = [len(output.generated_tokens) for output in outputs.values()]
+        if counts != [n_output] * len(prompts):  # it logs what fails, and returns the rest
+            raise RuntimeError(
+                f"generate_batch gave {sum(counts)} tokens for {len(counts)} of {len(prompts)} prompts"
+            )
     return PeerRun(total_s, sum(len(output.generated_tokens) for output in outputs.values()))

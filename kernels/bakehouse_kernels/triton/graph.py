@@ -12,13 +12,15 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps some 32 MB for each stream that it has ever met.
+        self._stream = torch.cuda.Stream(device)
 
     def recording(self, work: Callable[[], Tensor]) -> "GraphRecording":
         """Captures `work`, having done it once before: kernels are compiled, libraries set up outside of graphs.
 
         The result keeps its memory as long as the recording lives; what lies between is any recording's.
         """
-        stream = torch.cuda.Stream(self._device)
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             work()

@@ -323,9 +323,10 @@ def one_decode(model: DeviceModel) -> StepPlan:
 
 def _taken_by(runner: DeviceRunner, bucket: tuple[int, int], device: torch.device) -> int:
     """Memory of the device that recording a bucket takes, what the driver keeps for graphs included."""
+    _settle(device)  # a capture gives back what nobody uses, which would count against what it takes
     before_bytes, _ = torch.cuda.mem_get_info(device)
     runner.graphs.record((bucket,))
-    torch.cuda.synchronize(device)
+    _settle(device)
     after_bytes, _ = torch.cuda.mem_get_info(device)
     return max(0, before_bytes - after_bytes)
 

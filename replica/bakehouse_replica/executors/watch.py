@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A rank that another one has left hears of it first where both are on its machine: the other is the one to name.
 _BEREFT_GRACE_S = 1.0
+_CLOSE_GRACE_S = 10.0
 _POLLS_PER_LIMIT = 8
 _LONGEST_POLL_S = 0.1
 
@@ -92,7 +93,7 @@ class Watch:
         """Ranks may leave; idempotent."""
         self._is_closed.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_CLOSE_GRACE_S)  # it may be aborting what never ends
 
     # --- The watch's thread ---------------------------------------------------------------------------------
 

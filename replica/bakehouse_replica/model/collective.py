@@ -260,6 +260,10 @@ def _group(store: Store, meeting: Meeting, device: torch.device, gloo: ProcessGr
     if device.type == "cuda":
         from torch._C._distributed_c10d import ProcessGroupNCCL  # builds of torch for CPUs have none
 
-        nccl = ProcessGroupNCCL(PrefixStore("nccl", store), meeting.rank, meeting.size, ProcessGroupNCCL.Options())
+        options = ProcessGroupNCCL.Options()
+        options._timeout = (
+            _START_LIMIT  # who loads faster waits for the others; in steps the watch looks after ranks
+        )
+        nccl = ProcessGroupNCCL(PrefixStore("nccl", store), meeting.rank, meeting.size, options)
         group._register_backend(device, kinds.NCCL, nccl)
     return group
