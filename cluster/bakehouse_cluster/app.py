@@ -57,7 +57,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
-    bundle = rank_bundle(config, has_gpus=ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0)
+    bundle = rank_bundle(config, has_gpus=ray.is_initialized() and _n_gpus() > 0)
     options: dict[str, object] = {
         "num_cpus": bundle["CPU"],
         "num_gpus": bundle.get("GPU", 0),
@@ -91,11 +91,17 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     )(ReplicaActor)
 
 
+def _n_gpus() -> float:
+    """Of the cluster, as far as it stands."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("GPU", 0.0)
+
+
 def rank_bundle(config: Config, *, has_gpus: bool) -> dict[str, float]:
     """What Ray reserves for each rank of a replica, of which the first is the replica's actor itself.
 
-    `has_gpus`: whether the cluster has any. Ray hides GPUs that an actor has not reserved from nobody, so that of
-    a machine with two each `auto` replica would take the first.
+    `has_gpus`: whether the cluster has any. Who reserves none still sees them all, so that of a machine with two
+    GPUs each `auto` replica would take the first.
     """
     cpus = 1.0 if config.replica.cpus is None else config.replica.cpus
     bundle = {"CPU": floor(cpus / config.replica.tensor_parallel * RAY_SHARES) / RAY_SHARES}
