@@ -261,9 +261,8 @@ def _group(store: Store, meeting: Meeting, device: torch.device, gloo: ProcessGr
         from torch._C._distributed_c10d import ProcessGroupNCCL  # builds of torch for CPUs have none
 
         options = ProcessGroupNCCL.Options()
-        options._timeout = (
-            _START_LIMIT  # who loads faster waits for the others; in steps the watch looks after ranks
-        )
+        # Who loads faster waits for the others; in steps there is a watch.
+        options._timeout = _START_LIMIT
         nccl = ProcessGroupNCCL(PrefixStore("nccl", store), meeting.rank, meeting.size, options)
         group._register_backend(device, kinds.NCCL, nccl)
     return group
