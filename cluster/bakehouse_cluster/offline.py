@@ -34,4 +34,6 @@ class OfflineModel:
         self.card: ReplicaCard = self.engine.card
         self.engine.start()
         grammars = GrammarChecker(self.text.tokenizer.vocabulary, settings)
-        self.gateway = Gateway(settings, Dispatcher(self.engine), self.text, grammars=grammars)
+        # An engine in this process has no successor for which a stream could wait.
+        dispatcher = Dispatcher(self.engine, resume_wait_s=0.0)
+        self.gateway = Gateway(settings, dispatcher, self.text, grammars=grammars)

@@ -207,7 +207,11 @@ def run_section(name: str, setup: Setup) -> int:
 def run_all(setup: Setup, names: list[str], arguments: list[str]) -> int:
     """Each of these sections in a process of its own, then the table of all there are; the exit status."""
     ends_at, problems = perf_counter() + TOTAL_S, {}
-    setup.out.mkdir(parents=True, exist_ok=True)
+    try:
+        setup.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"--out {setup.out}: {error.strerror}")
+        return 2
     for name in names:
         budget_s, _ = sections()[name]
         (setup.out / f"{name}.json").unlink(missing_ok=True)

@@ -30,7 +30,7 @@ RETRY_DELAYS_S = (0.1, 0.5)
 # From the loss of a stream that has begun: models of some gigabytes load in less.
 RESUME_WAIT_S = 180.0
 # However much progress there is between them: far more than a deployment loses replicas while one stream runs.
-MAX_LOSSES = 32
+MAX_DEATHS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,26 @@ class _Part:
 class _Losses:
     """The losses of one stream; those in vain are those since it last got further."""
 
+    resume_wait_s: float
     n_all: int = 0
+    n_dead: int = 0
     n_in_vain: int = 0
     n_dead_in_vain: int = 0
     n_emitted: int = 0
     since: float = 0.0
+    cause: Unavailable | None = None  # the first of those in vain
 
     def delay_after(self, lost: Unavailable, n_emitted: int, now: float) -> float | None:
         """Counts a loss after so many tokens; for how long to wait before the next attempt, None for no more."""
         if self.n_all == 0 or n_emitted > self.n_emitted:
             self.n_in_vain, self.n_dead_in_vain, self.n_emitted, self.since = 0, 0, n_emitted, now
+            self.cause = lost
         self.n_all += 1
         self.n_in_vain += 1
+        self.n_dead += isinstance(lost, EngineDead)
         self.n_dead_in_vain += isinstance(lost, EngineDead)
-        waits_on = n_emitted > 0 and now - self.since < RESUME_WAIT_S
-        if self.n_all > MAX_LOSSES or self.n_dead_in_vain > 1:
+        waits_on = n_emitted > 0 and now - self.since < self.resume_wait_s
+        if self.n_dead > MAX_DEATHS or self.n_dead_in_vain > 1:
             return None
         if self.n_in_vain > len(RETRY_DELAYS_S) and not waits_on:
             return None
@@ -69,8 +74,10 @@ class _Losses:
 class Dispatcher:
     """Streams requests through a client, with resume, journal and one terminal delta per choice."""
 
-    def __init__(self, client: ReplicaClient) -> None:
+    def __init__(self, client: ReplicaClient, *, resume_wait_s: float = RESUME_WAIT_S) -> None:
+        """`resume_wait_s`: for so long a stream that has begun waits while nobody serves."""
         self._client = client
+        self._resume_wait_s = resume_wait_s
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """Every known replica, those that do not serve too."""
@@ -83,7 +90,7 @@ class Dispatcher:
         where the request's time ran out between two attempts.
         """
         journal, clock = Journal(request), asyncio.get_running_loop().time
-        begun_at, losses = clock(), _Losses()
+        begun_at, losses = clock(), _Losses(self._resume_wait_s)
         while True:
             parts = _parts(request, journal, losses.n_all, clock() - begun_at)
             try:
@@ -100,6 +107,8 @@ class Dispatcher:
             except Unavailable as lost:
                 delay_s = losses.delay_after(lost, journal.n_emitted, clock())
                 if delay_s is None:
+                    if journal.n_emitted and losses.cause is not None and losses.cause is not lost:
+                        raise losses.cause from lost  # what broke the stream, not who could not go on with it
                     raise
                 logger.warning("request %s: %s; attempt %d", request.request_id, lost, losses.n_all + 1)
             await asyncio.sleep(delay_s)

@@ -162,13 +162,34 @@ async def test_progress_between_two_losses_earns_another_attempt() -> None:
 
 async def test_losses_are_bounded_whatever_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "RETRY_DELAYS_S", (0.0, 0.0))
-    scripts: list[list[Act]] = [[delivery(delta(index, index)), LOST] for index in range(dispatch.MAX_LOSSES + 5)]
+    scripts: list[list[Act]] = [[delivery(delta(index, index)), LOST] for index in range(dispatch.MAX_DEATHS + 5)]
     client = ScriptedClient(*scripts)
 
     with pytest.raises(EngineDead):
         await collect(client, request())
 
-    assert len(client.asked) == dispatch.MAX_LOSSES + 1
+    assert len(client.asked) == dispatch.MAX_DEATHS + 1
+
+
+async def test_a_stream_that_has_begun_waits_as_long_as_it_may_while_nobody_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "RETRY_DELAYS_S", (0.0, 0.0))
+    nobody = Unavailable("nobody serves")
+    client = ScriptedClient([delivery(delta(0, 10)), LOST], *[[nobody]] * 200, [ENDING])
+
+    assert (await collect(client, request()))[-1].deltas == (delta(1, 11, finish=FinishReason.STOP),)
+
+
+async def test_where_nobody_can_come_back_a_stream_soon_ends_with_what_broke_it() -> None:
+    client = ScriptedClient([delivery(delta(0, 10)), LOST], *[[Unavailable("gone")]] * 9)
+    stream = Dispatcher(client, resume_wait_s=0.0).stream(request())
+    await anext(stream)
+
+    with pytest.raises(EngineDead, match="lost"):
+        await anext(stream)
+
+    assert len(client.asked) == 3
 
 
 async def test_each_unfinished_choice_goes_on_and_keeps_its_number() -> None:

@@ -192,7 +192,7 @@ async def scripted_server(
     async with scripted_engine(script, replica, n_blocks=n_blocks, before_step=before_step) as running:
         client = WatchedClient(running.engine)
         async with (
-            served(text, Dispatcher(client), gateway) as url,
+            served(text, Dispatcher(client, resume_wait_s=0.0), gateway) as url,
             httpx.AsyncClient(base_url=url, timeout=60) as http,
         ):
             yield ScriptedServer(

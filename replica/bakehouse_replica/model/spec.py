@@ -66,9 +66,12 @@ class ModelSpec:
 
 def read_spec(files: ModelFiles) -> ModelSpec:
     """The spec of a model; `StartupError` names what is not supported."""
-    if files.is_gguf:
-        return _from_gguf(read_gguf_metadata(files), files.name)
-    return _from_folder(files)
+    spec = _from_gguf(read_gguf_metadata(files), files.name) if files.is_gguf else _from_folder(files)
+    for what in ("n_layers", "hidden_size", "n_heads", "n_kv_heads", "head_dim", "feed_forward_size"):
+        _require(getattr(spec, what) >= 1, files.name, what, getattr(spec, what), ("at least 1",))
+    shared = spec.n_heads % spec.n_kv_heads == 0
+    _require(shared, files.name, "n_kv_heads", spec.n_kv_heads, (f"a divisor of n_heads, {spec.n_heads}",))
+    return spec
 
 
 class _LlamaConfig(Protocol):
