@@ -53,7 +53,7 @@ async def grpc_served(
 ) -> AsyncGenerator[InferenceStub, None]:
     """A client of a real server over `dispatcher`, or over an engine by the real dispatcher."""
     if isinstance(dispatcher, Engine):
-        dispatcher = Dispatcher(dispatcher)
+        dispatcher = Dispatcher(dispatcher, resume_wait_s=0.0)
     server = grpc.aio.server()
     service = InferenceService(Gateway(gateway_settings or settings(), dispatcher, text), keys)
     add_InferenceServicer_to_server(service, server)

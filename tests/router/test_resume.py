@@ -74,7 +74,10 @@ def request(name: str, params: SamplingParams) -> Request:
 
 
 async def outcome(client: LossyClient, asked: Request) -> list[Told]:
-    async with asyncio.timeout(WAIT_S), aclosing(Dispatcher(client).stream(asked)) as deliveries:
+    async with (
+        asyncio.timeout(WAIT_S),
+        aclosing(Dispatcher(client, resume_wait_s=0.0).stream(asked)) as deliveries,
+    ):
         deltas = [delta async for delivery in deliveries for delta in delivery.deltas]
     assert {delta.request_id for delta in deltas} == {asked.request_id}
     return [told(deltas, choice) for choice in range(asked.params.n)]

@@ -251,7 +251,7 @@ async def served(
 ) -> AsyncGenerator[str, None]:
     """The address of a real server over `dispatcher`, or over an engine by the real dispatcher."""
     if isinstance(dispatcher, Engine):
-        dispatcher = Dispatcher(dispatcher)
+        dispatcher = Dispatcher(dispatcher, resume_wait_s=0.0)
     chosen = gateway_settings or settings()
     queue = WaitingQueue(max_requests=chosen.max_queued_requests, max_tokens=chosen.max_queued_tokens)
     grammars = GrammarChecker(text.tokenizer.vocabulary, chosen)
