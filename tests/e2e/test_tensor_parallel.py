@@ -25,7 +25,7 @@ N_PROMPTS, N_TOKENS = 24, 12
 # Ranks add their products up in another order than one process does; a closer race than this is no error.
 EXCUSED_MARGIN = 1e-3
 # On cores that nobody else wants. On others a group may take as long as the first one did, Ray's start included.
-N_STREAMED = 300
+N_STREAMED = 100
 REPLACED_WITHIN_S = 30.0
 # A program that joins the server's Ray takes its time on busy cores.
 JOIN_TIMEOUT_S = 200
