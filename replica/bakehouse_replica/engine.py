@@ -12,10 +12,6 @@ Where the executor lets steps overlap (`Capacity.max_flights`), the next one is 
 of the last one is taken, so that the device need not wait for the host; where the scheduler has no next one yet,
 the result comes first. Commands are taken between any two steps.
 
-What a request needs besides weights, a compiled grammar, is made ready in a thread of its own before the add, so
-that steps never wait for it. Until then the scheduler does not know the request; an abort that comes meanwhile is
-remembered there, and meets it.
-
 An exception out of scheduler or executor ends the engine, because the KV cache can no longer be trusted: each open
 choice gets a terminal delta with `FinishReason.ERROR`. Whoever comes later is refused by `Unavailable`: it was not
 that request of which the engine died.
@@ -30,10 +26,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from bakehouse_replica.commands import Abort, Add, Command, Drain, Fail, Stop
-from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, RankLost, Unavailable
+from bakehouse_replica.core.errors import BakehouseError, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import (
@@ -49,6 +44,7 @@ from bakehouse_replica.core.types import (
 )
 from bakehouse_replica.core.vocabulary import check_vocabulary
 from bakehouse_replica.mailbox import Mailbox, Recipient, post
+from bakehouse_replica.preparing import prepared
 from bakehouse_replica.streams import StreamTable
 
 logger = logging.getLogger(__name__)
@@ -129,7 +125,7 @@ class Engine:
         self._refuse_unless_serving()
         check_vocabulary(request, self._card.vocabulary_size)
         if request.params.grammar is not None:
-            request = await self._prepare(request)
+            request = await prepared(request, self._executor, self._clock)
             self._refuse_unless_serving()
         self._commands.put(Add(request, recipient))
         try:
@@ -177,23 +173,6 @@ class Engine:
             self._commands.put(Stop())
             await asyncio.to_thread(self._thread.join, self._close_grace_s)
         self._executor.close()  # where a step hangs, it ends with this, or its thread is left behind: a daemon
-
-    async def _prepare(self, request: Request) -> Request:
-        """Lets the executor make ready what the request needs; returns it with the time that is left to it."""
-        begun_at = self._clock()
-        preparing = asyncio.to_thread(self._executor.prepare, request.params)
-        if request.timeout_s is None:
-            await preparing
-            return request
-        late = DeadlineExceeded(f"the request's time limit of {request.timeout_s:g} s has passed")
-        try:
-            await asyncio.wait_for(preparing, request.timeout_s)
-        except TimeoutError:
-            raise late from None
-        left_s = request.timeout_s - (self._clock() - begun_at)
-        if left_s <= 0.0:
-            raise late
-        return replace(request, timeout_s=left_s)
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:

@@ -9,7 +9,8 @@ from collections.abc import Container
 from itertools import count, takewhile
 
 from bakehouse_replica.core.blocks import BlockPool
-from bakehouse_replica.core.sequence import Call, Sequence, Status
+from bakehouse_replica.core.call import Call
+from bakehouse_replica.core.sequence import Sequence, Status
 from bakehouse_replica.core.types import BlockCopy
 
 

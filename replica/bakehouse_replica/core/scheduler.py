@@ -21,8 +21,8 @@ Invariants, after every call (`check` asserts them):
 5. Tokens that steps in flight will draw are placeholders, and no step in flight writes to a block that can be
    found (see `flight`).
 
-A plan is made in this order, each phase choosing first (`budget`, `room`: reads only) and then committing, so
-that a refused admission leaves no trace:
+A plan is made in this order, each phase (`phases`) choosing first (`budget`, `room`: reads only) and then
+committing, so that a refused admission leaves no trace:
 
     expire    sequences whose deadline has passed end
     yield     if the first in the queue is more urgent than running ones and fits without those, they are preempted
@@ -45,20 +45,22 @@ in flight, and a plan made with none in flight is the same whether others are ma
 """
 
 from collections import deque
-from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from itertools import count
 
 from bakehouse_replica.core.admission import n_slots_of, output_limit
 from bakehouse_replica.core.blocks import BlockPool
-from bakehouse_replica.core.budget import StepBudget, is_long
+from bakehouse_replica.core.budget import StepBudget
+from bakehouse_replica.core.call import Call
+from bakehouse_replica.core.ends import REMEMBERED_IDS, Ends
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.flight import Flight, check_flights
 from bakehouse_replica.core.hashing import HashScope, root_hash
+from bakehouse_replica.core.phases import Phases
 from bakehouse_replica.core.recent import RecentIds
-from bakehouse_replica.core.room import Room, n_blocks_needed
+from bakehouse_replica.core.room import n_blocks_needed
 from bakehouse_replica.core.roster import Roster
-from bakehouse_replica.core.sequence import Call, Sequence, Status
+from bakehouse_replica.core.sequence import Sequence, Status
 from bakehouse_replica.core.types import (
     BlockCopy,
     Capacity,
@@ -74,12 +76,7 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 
-REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within milliseconds: far fewer are on their way
 RESIDENT_HASHES_REPORTED = 512  # 4 KiB a snapshot
-# A newcomer whose prefix is being computed waits a step for it, where that brings it at least so far as this share
-# of what it could compute in the step itself. Of 32 requests with a common prompt of 200 tokens, 16 at a time, two
-# computed it; now one does. Each wait ends with blocks found, or with the end of those who computed them.
-COMING_SHARE = 0.5
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
 
 
@@ -99,12 +96,13 @@ class Scheduler:
         self._policy = policy
         self._model_digest = model_digest
         self._hash_key = hash_key
-        self._n_slots = n_slots_of(capacity)
         self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
-        self._roster = Roster(pool=self._pool, n_slots=self._n_slots)
+        self._roster = Roster(pool=self._pool, n_slots=n_slots_of(capacity))
+        self._ends = Ends(roster=self._roster, pool=self._pool)
+        self._phases = Phases(
+            roster=self._roster, pool=self._pool, ends=self._ends, policy=policy, n_slots=n_slots_of(capacity)
+        )
         self._early_aborts = RecentIds(REMEMBERED_IDS)
-        self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
-        self._outbox: list[TokenDelta] = []
         self._flights: deque[Flight] = deque()  # oldest first
         self._arrivals = count()
         self._steps = count()
@@ -133,12 +131,12 @@ class Scheduler:
         if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
             raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
         self._version += 1
-        self._ended.forget(request.request_id)
+        self._ends.begin_anew(request.request_id)
         sequence = self._enter(request, n_output_limit, now)
         self._early_aborts.forget(request.request_id)
         reason = FinishReason.CANCELLED if is_aborted else sequence.finish_reason()
         if reason is not None and (is_aborted or not sequence.call.owes_scores):
-            self._end(sequence, reason)
+            self._ends.end(sequence, reason)
 
     def abort(self, request_id: str) -> None:
         """Ends all choices of a request as cancelled and frees their blocks; harmless when it has ended before.
@@ -149,8 +147,8 @@ class Scheduler:
         call = self._roster.calls.get(request_id)
         if call is not None:
             for sequence in list(call.sequences):
-                self._end(sequence, FinishReason.CANCELLED)
-        elif request_id not in self._ended:
+                self._ends.end(sequence, FinishReason.CANCELLED)
+        elif not self._ends.has_ended(request_id):
             self._early_aborts.remember(request_id)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -165,8 +163,8 @@ class Scheduler:
         if is_ahead and not flights[-1].may_be_overtaken:
             return None
         self._version += 1
-        self._expire(now)
-        outranked = self._outranked()
+        self._ends.expire(now)
+        outranked = self._phases.outranked()
         if is_ahead and outranked:
             return None
         for sequence in reversed(outranked):
@@ -175,13 +173,13 @@ class Scheduler:
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
             return None
-        has_preempted = not is_ahead and self._preempt_until_blocks_suffice(budget)
+        has_preempted = not is_ahead and self._phases.preempt_until_blocks_suffice(budget)
         copies: list[BlockCopy] = []
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
         if not has_preempted or not running:
-            copies += self._admit(budget)
-        copies += self._fill(budget, going_on)
+            copies += self._phases.admit(budget)
+        copies += self._phases.fill(budget, going_on)
         return self._depart(budget, copies, now)
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
@@ -220,8 +218,7 @@ class Scheduler:
 
     def take_deltas(self) -> list[TokenDelta]:
         """The terminal deltas that arose in `add`, `abort` and `plan` since the last call, oldest first."""
-        deltas, self._outbox = self._outbox, []
-        return deltas
+        return self._ends.take_deltas()
 
     def load(self) -> ReplicaLoad:
         """A snapshot for routers and metrics."""
@@ -263,106 +260,6 @@ class Scheduler:
         )
         return self._roster.enter(call, seed)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
-        self._outbox += sequence.ends(reason, failure)
-        self._forget(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
-        self._roster.end(sequence)
-        request_id = sequence.call.request.request_id
-        if request_id not in self._roster.calls:
-            self._ended.remember(request_id)
-
-    def _end_without_room(self, sequence: Sequence) -> None:
-        n_blocks = self._pool.n_blocks_for(len(sequence.tokens))
-        message = (
-            f"{len(sequence.tokens)} tokens of prompt and output need {n_blocks} KV blocks of "
-            f"{self._pool.block_size}; this replica has {self._pool.n_blocks}"
-        )
-        self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.NO_ROOM, message=message))
-
-    def _expire(self, now: float) -> None:
-        calls = self._roster.calls.values()
-        for call in [call for call in calls if call.deadline is not None and call.deadline <= now]:
-            message = f"the request's time limit of {call.request.timeout_s} s has passed"
-            for sequence in list(call.sequences):
-                self._end(sequence, FinishReason.ERROR, Failure(kind=FailureKind.DEADLINE, message=message))
-
-    def _outranked(self) -> list[Sequence]:
-        """The fewest running sequences of lower priority that the first waiting one needs gone, in order."""
-        running = self._roster.running
-        if not self._roster.waiting or not running:
-            return []
-        urgent = self._roster.waiting[0]
-        n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
-        if n_outranked == 0:
-            return []
-        hits = self._roster.match(urgent)
-        if not self._may_prefill(urgent.n_needed - len(hits) * self._pool.block_size):
-            return []
-        if not self._room(len(running) - n_outranked).fits(urgent, hits, self._pool):
-            return []
-        n_staying = len(running)
-        while not self._room(n_staying).fits(urgent, hits, self._pool):
-            n_staying -= 1
-        return running[n_staying:]
-
-    def _preempt_until_blocks_suffice(self, budget: StepBudget) -> bool:
-        """Whether anyone had to go so that the rest of the grants can be honoured."""
-        running, has_preempted = self._roster.running, False
-        while n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
-            last, has_preempted = running[-1], True
-            budget.withdraw(last)
-            if len(running) == 1:
-                self._end_without_room(last)
-            else:
-                self._roster.preempt(last)
-        return has_preempted
-
-    def _admit(self, budget: StepBudget) -> list[BlockCopy]:
-        copies: list[BlockCopy] = []
-        if not self._roster.waiting:
-            return copies
-        room = self._room(len(self._roster.running))
-        coming = set[bytes]()  # no more than the blocks of this step and of those in flight
-        for sequence in self._roster.running:
-            if len(sequence.block_hashes) > sequence.n_registered:  # else no more of it will be found
-                coming.update(self._roster.coming(sequence, budget.grants.get(sequence, 0)))
-        for sequence in list(self._roster.waiting):
-            if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
-                break
-            if self._pool.n_blocks_for(sequence.n_needed) > self._pool.n_blocks:
-                self._end_without_room(sequence)
-                continue
-            hits = self._roster.match(sequence)
-            if not self._may_prefill(sequence.n_needed - len(hits) * self._pool.block_size):
-                continue  # others pass it, or they would wait for two long prompts
-            if not room.fits(sequence, hits, self._pool):
-                break  # nobody passes it, or a large request would wait for ever behind small ones
-            room.take(sequence, hits, self._pool)
-            n_own = min(sequence.n_needed - len(hits) * self._pool.block_size, budget.prefill_left)
-            n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
-            if n_coming >= n_own * COMING_SHARE:
-                continue  # it waits for these blocks; its place is kept
-            self._roster.start(sequence, hits)
-            n_tokens = budget.grant(sequence)
-            coming.update(self._roster.coming(sequence, n_tokens))
-            copies += self._roster.grow(sequence, n_tokens)
-        return copies
-
-    def _fill(self, budget: StepBudget, going_on: Iterable[Sequence]) -> list[BlockCopy]:
-        copies: list[BlockCopy] = []
-        for sequence in going_on:
-            if budget.prefill_left == 0:
-                break
-            n_granted = budget.grants.get(sequence, 0)
-            if sequence.n_missing == n_granted:
-                continue
-            n_blocks = len(sequence.block_table) + self._pool.n_available
-            if budget.grant(sequence, n_blocks * self._pool.block_size - sequence.n_computed - n_granted):
-                copies += self._roster.grow(sequence, budget.grants[sequence])
-        return copies
-
     def _depart(self, budget: StepBudget, copies: Ordered[BlockCopy], now: float) -> StepPlan | None:
         if not budget.grants:
             assert not self.has_work or self._flights, "sequences are left, but none of them can go on"
@@ -371,18 +268,6 @@ class Scheduler:
         plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
         self._flights.append(Flight(plan, tuple(budget.grants), now))
         return plan
-
-    def _may_prefill(self, n_missing: int) -> bool:
-        """Whether a newcomer with so many tokens to compute may join the prefills that run."""
-        if not is_long(n_missing, self._policy):
-            return True
-        prefills = (sequence for sequence in self._roster.running if not sequence.is_decoding)
-        n_long = sum(is_long(sequence.n_missing, self._policy) for sequence in prefills)
-        return n_long < self._policy.max_long_prefills
-
-    def _room(self, n_staying: int) -> Room:
-        running = self._roster.running
-        return Room.beside(running[:n_staying], self._pool, self._n_slots, leaving=running[n_staying:])
 
     def _take(self, choice: Sequence, draw: Draw) -> TokenDelta:
         """Appends what was drawn for a choice, and forgets it where it ends with that."""
@@ -393,7 +278,7 @@ class Scheduler:
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
         delta = choice.delta(kept, reason, failure)
-        self._forget(choice)
+        self._ends.forget(choice)
         return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
@@ -402,7 +287,7 @@ class Scheduler:
         if reason is None or sequence.call.owes_scores:
             return []
         deltas = sequence.ends(reason)
-        self._forget(sequence)
+        self._ends.forget(sequence)
         return deltas
 
     def _measure(self, elapsed_s: float) -> None:

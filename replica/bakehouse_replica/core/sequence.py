@@ -1,4 +1,4 @@
-"""The mutable records behind a request: one `Call`, and one `Sequence` for each choice that is alive.
+"""The mutable record of one choice that is alive: a `Sequence`; what it shares with others is their `Call`.
 
 A sequence's tokens, and what each stretch of them is:
 
@@ -29,10 +29,10 @@ A request with n > 1 is one sequence until the end of its prefill, and reserves 
 which from then on are scheduled, preempted and ended apart. Both records are private to the core.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.types import (
@@ -40,11 +40,9 @@ from bakehouse_replica.core.types import (
     Draw,
     Failure,
     FinishReason,
-    Request,
     Sample,
     Score,
     TokenDelta,
-    TokenLogprob,
     Usage,
 )
 
@@ -59,68 +57,6 @@ class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
     ENDED = auto()
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Call:
-    """What the choices of one request share. `cached_tokens` is None until the first admission.
-
-    `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
-    `n_scored` have come. `scores` are those collected and not delivered.
-    """
-
-    request: Request
-    arrival: int
-    deadline: float | None
-    n_output_limit: int
-    root_hash: bytes
-    stop_ids: frozenset[int]
-    shows_prompt: bool  # to the sampler
-    shows_output: bool
-    n_to_score: int
-    n_asked: int = 0
-    n_scored: int = 0
-    scores: list[TokenLogprob] = field(default_factory=list)
-    cached_tokens: int | None = None
-    sequences: list["Sequence"] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, request: Request, *, arrival: int, now: float, n_output_limit: int, root_hash: bytes) -> "Call":
-        """The call that `request` begins at time `now`."""
-        params = request.params
-        return cls(
-            request=request,
-            arrival=arrival,
-            deadline=None if request.timeout_s is None else now + request.timeout_s,
-            n_output_limit=n_output_limit,
-            root_hash=root_hash,
-            stop_ids=frozenset(params.stop_token_ids),
-            shows_prompt=params.has_penalties,
-            shows_output=params.needs_output,
-            n_to_score=0 if params.prompt_logprobs is None else len(request.prompt_ids) - 1,
-        )
-
-    @property
-    def owes_scores(self) -> bool:
-        """Whether log-probabilities of the prompt have still to come."""
-        return self.n_scored < self.n_to_score
-
-    @property
-    def has_scores_to_ask(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be planned."""
-        return self.n_asked < self.n_to_score
-
-    def collect(self, scores: Iterable[TokenLogprob]) -> None:
-        """Takes the next log-probabilities of the prompt."""
-        self.scores += scores
-        self.n_scored = len(self.scores)
-
-    def take_scores(self) -> tuple[TokenLogprob, ...]:
-        """All of them, once they are complete and once only."""
-        if self.owes_scores or not self.scores:
-            return ()
-        scores, self.scores = tuple(self.scores), []
-        return scores
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

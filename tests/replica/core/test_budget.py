@@ -2,7 +2,8 @@
 
 import pytest
 from bakehouse_replica.core.budget import StepBudget
-from bakehouse_replica.core.sequence import Call, Sequence
+from bakehouse_replica.core.call import Call
+from bakehouse_replica.core.sequence import Sequence
 from bakehouse_replica.core.types import Capacity, SchedulingPolicy
 from driving import make_request
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from bakehouse_replica.core.ends import REMEMBERED_IDS
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
-from bakehouse_replica.core.scheduler import REMEMBERED_IDS, Scheduler
+from bakehouse_replica.core.scheduler import Scheduler
 from bakehouse_replica.core.types import Capacity, Draw, FailureKind, FinishReason, Sampled, StepResult
 from driving import POLICY, make_driver, make_fake_drawing, make_request, naive_generate
 

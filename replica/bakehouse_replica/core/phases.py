@@ -1,0 +1,121 @@
+"""The phases of a plan that decide who runs: who yields, who is preempted, who is admitted, who is served more.
+
+`scheduler` says in which order they come. Each chooses first (`budget`, `room`: reads only) and then commits.
+"""
+
+from collections.abc import Iterable
+
+from bakehouse_replica.core.blocks import BlockPool
+from bakehouse_replica.core.budget import StepBudget, is_long
+from bakehouse_replica.core.ends import Ends
+from bakehouse_replica.core.room import Room, n_blocks_needed
+from bakehouse_replica.core.roster import Roster
+from bakehouse_replica.core.sequence import Sequence
+from bakehouse_replica.core.types import BlockCopy, SchedulingPolicy
+
+# A newcomer whose prefix is being computed waits a step for it, where that brings it at least so far as this share
+# of what it could compute in the step itself. Of 32 requests with a common prompt of 200 tokens, 16 at a time, two
+# computed it; now one does. Each wait ends with blocks found, or with the end of those who computed them.
+COMING_SHARE = 0.5
+
+
+class Phases:
+    """The phases of one scheduler's plans."""
+
+    def __init__(
+        self, *, roster: Roster, pool: BlockPool, ends: Ends, policy: SchedulingPolicy, n_slots: int
+    ) -> None:
+        self._roster = roster
+        self._pool = pool
+        self._ends = ends
+        self._policy = policy
+        self._n_slots = n_slots
+
+    def outranked(self) -> list[Sequence]:
+        """The fewest running sequences of lower priority that the first waiting one needs gone, in order."""
+        running = self._roster.running
+        if not self._roster.waiting or not running:
+            return []
+        urgent = self._roster.waiting[0]
+        n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
+        if n_outranked == 0:
+            return []
+        hits = self._roster.match(urgent)
+        if not self._may_prefill(urgent.n_needed - len(hits) * self._pool.block_size):
+            return []
+        if not self._room(len(running) - n_outranked).fits(urgent, hits, self._pool):
+            return []
+        n_staying = len(running)
+        while not self._room(n_staying).fits(urgent, hits, self._pool):
+            n_staying -= 1
+        return running[n_staying:]
+
+    def preempt_until_blocks_suffice(self, budget: StepBudget) -> bool:
+        """Whether anyone had to go so that the rest of the grants can be honoured."""
+        running, has_preempted = self._roster.running, False
+        while n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
+            last, has_preempted = running[-1], True
+            budget.withdraw(last)
+            if len(running) == 1:
+                self._ends.end_without_room(last)
+            else:
+                self._roster.preempt(last)
+        return has_preempted
+
+    def admit(self, budget: StepBudget) -> list[BlockCopy]:
+        """Starts newcomers in order, with what is left of tokens, slots and blocks; the copies that this needs."""
+        copies: list[BlockCopy] = []
+        if not self._roster.waiting:
+            return copies
+        room = self._room(len(self._roster.running))
+        coming = set[bytes]()  # no more than the blocks of this step and of those in flight
+        for sequence in self._roster.running:
+            if len(sequence.block_hashes) > sequence.n_registered:  # else no more of it will be found
+                coming.update(self._roster.coming(sequence, budget.grants.get(sequence, 0)))
+        for sequence in list(self._roster.waiting):
+            if budget.prefill_left == 0 or sequence.n_slots > room.slots_left:
+                break
+            if self._pool.n_blocks_for(sequence.n_needed) > self._pool.n_blocks:
+                self._ends.end_without_room(sequence)
+                continue
+            hits = self._roster.match(sequence)
+            if not self._may_prefill(sequence.n_needed - len(hits) * self._pool.block_size):
+                continue  # others pass it, or they would wait for two long prompts
+            if not room.fits(sequence, hits, self._pool):
+                break  # nobody passes it, or a large request would wait for ever behind small ones
+            room.take(sequence, hits, self._pool)
+            n_own = min(sequence.n_needed - len(hits) * self._pool.block_size, budget.prefill_left)
+            n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
+            if n_coming >= n_own * COMING_SHARE:
+                continue  # it waits for these blocks; its place is kept
+            self._roster.start(sequence, hits)
+            n_tokens = budget.grant(sequence)
+            coming.update(self._roster.coming(sequence, n_tokens))
+            copies += self._roster.grow(sequence, n_tokens)
+        return copies
+
+    def fill(self, budget: StepBudget, going_on: Iterable[Sequence]) -> list[BlockCopy]:
+        """Gives what is left to unfinished prefills; the copies that this needs."""
+        copies: list[BlockCopy] = []
+        for sequence in going_on:
+            if budget.prefill_left == 0:
+                break
+            n_granted = budget.grants.get(sequence, 0)
+            if sequence.n_missing == n_granted:
+                continue
+            n_blocks = len(sequence.block_table) + self._pool.n_available
+            if budget.grant(sequence, n_blocks * self._pool.block_size - sequence.n_computed - n_granted):
+                copies += self._roster.grow(sequence, budget.grants[sequence])
+        return copies
+
+    def _may_prefill(self, n_missing: int) -> bool:
+        """Whether a newcomer with so many tokens to compute may join the prefills that run."""
+        if not is_long(n_missing, self._policy):
+            return True
+        prefills = (sequence for sequence in self._roster.running if not sequence.is_decoding)
+        n_long = sum(is_long(sequence.n_missing, self._policy) for sequence in prefills)
+        return n_long < self._policy.max_long_prefills
+
+    def _room(self, n_staying: int) -> Room:
+        running = self._roster.running
+        return Room.beside(running[:n_staying], self._pool, self._n_slots, leaving=running[n_staying:])
