@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Sample
 from bakehouse_replica.model.constraint import Constraint
 
@@ -44,9 +45,8 @@ def adjusted(logits_V: Tensor, sample: Sample, constraint: Constraint | None) ->
     """
     logits_V = logits_V.clone()
     _penalise(logits_V, sample)
-    if sample.params.logit_bias:
-        token_ids, biases = zip(*sample.params.logit_bias, strict=True)
-        logits_V.index_add_(0, _index(token_ids, logits_V), logits_V.new_tensor(biases))
+    if bias := biases(sample.params):
+        logits_V[_index(bias, logits_V)] += logits_V.new_tensor(list(bias.values()))
     _mask(logits_V, sample)
     allowed_V = None
     if constraint is not None:
@@ -77,10 +77,22 @@ def _mask(logits_V: Tensor, sample: Sample) -> None:
         forbidden_V = torch.ones_like(logits_V, dtype=torch.bool)
         forbidden_V[stays] = False
         logits_V.masked_fill_(forbidden_V, -math.inf)
-    if _masks_stops(sample):
-        logits_V[_index(params.stop_token_ids, logits_V)] = -math.inf
-    if params.bad_words_ids:
-        logits_V[_index(_word_ends(sample), logits_V)] = -math.inf
+    if banned := banned_ids(sample):
+        logits_V[_index(banned, logits_V)] = -math.inf
+
+
+def biases(params: SamplingParams) -> dict[int, float]:
+    """What is added to which logits; an id that stands there twice gets the sum."""
+    found: dict[int, float] = {}
+    for token_id, bias in params.logit_bias:
+        found[token_id] = found.get(token_id, 0.0) + bias
+    return found
+
+
+def banned_ids(sample: Sample) -> set[int]:
+    """Stop ids before `min_tokens`, and the ends of bad words."""
+    banned = set(_word_ends(sample))
+    return banned.union(sample.params.stop_token_ids) if _masks_stops(sample) else banned
 
 
 def _masks_stops(sample: Sample) -> bool:

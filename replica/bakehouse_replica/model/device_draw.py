@@ -1,8 +1,12 @@
 """Which tokens of a step the device draws by itself, and how the host draws the others.
 
-A row that asks for one token from the logits as the model left them needs nothing of the host: its draw is
-launched with the step, and its id can be read by the next step before the host has seen it. Log-probabilities,
-penalties, biases, masks, grammars and forks go through `sampler`, for which the host waits.
+A row that asks for one token needs nothing of the host: its draw is launched with the step, and its id can be read
+by the next step before the host has seen it. What penalties and biases change in its logits (`device_changes`) is
+launched before that. Log-probabilities, lists of allowed tokens, grammars and forks go through `sampler`, for
+which the host waits.
+
+Penalties count the tokens of the output, which the host has to know: so the scheduler asks for no such draw while
+the one before it is in flight (`Sequence.may_run_ahead`), and overlapping changes nothing here.
 
 Shape legend: R rows of logits, V vocabulary.
 """
@@ -18,24 +22,21 @@ from torch import Tensor
 
 from bakehouse_replica.core.types import Chunk, Draw, Sample
 from bakehouse_replica.model.constraint import Constraint, ConstraintSource, constraint_of
+from bakehouse_replica.model.device_changes import is_for_device
 from bakehouse_replica.model.noise import noise_key
-from bakehouse_replica.model.sampler import draw, is_drawn_alone
+from bakehouse_replica.model.sampler import draw
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One row that asks for tokens: `position` is where the new one will stand."""
+    """One row that asks for tokens: `position` is where the new one will stand; `is_for_device`: who draws it."""
 
     row: int
     sequence_id: int
     sample: Sample
     position: int
     constraint: Constraint | None
-
-    @property
-    def is_drawn_alone(self) -> bool:
-        """Whether the device draws it."""
-        return is_drawn_alone(self.sample, self.constraint)
+    is_for_device: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +50,30 @@ class DrawArrays:
     key_R: NDArray[np.int64]
 
 
-def wanted_of(chunks: Sequence[Chunk], constraints: ConstraintSource | None) -> tuple[Wanted, ...]:
+def wanted_of(
+    chunks: Sequence[Chunk], constraints: ConstraintSource | None, n_vocabulary: int
+) -> tuple[Wanted, ...]:
     """The rows of a step that ask for tokens, in the order of their chunks."""
-    asking = [(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None]
-    return tuple(
-        Wanted(
-            row,
-            chunk.sequence_id,
-            sample,
-            chunk.start + len(chunk.token_ids),
-            constraint_of(constraints, chunk.sequence_id, sample),
+    wanted: list[Wanted] = []
+    for chunk in chunks:
+        if (sample := chunk.sample) is None:
+            continue
+        constraint = constraint_of(constraints, chunk.sequence_id, sample)
+        wanted.append(
+            Wanted(
+                row=len(wanted),
+                sequence_id=chunk.sequence_id,
+                sample=sample,
+                position=chunk.start + len(chunk.token_ids),
+                constraint=constraint,
+                is_for_device=is_for_device(sample, constraint, n_vocabulary),
+            )
         )
-        for row, (chunk, sample) in enumerate(asking)
-    )
+    return tuple(wanted)
 
 
-def draw_arrays(wanted: Sequence[Wanted], alone: Sequence[Wanted], n_rows: int) -> DrawArrays:
-    """What is asked of `n_rows`, of which those beyond `wanted` are padding; `alone` are drawn by the device."""
+def draw_arrays(wanted: Sequence[Wanted], n_rows: int) -> DrawArrays:
+    """What is asked of `n_rows`, of which those beyond `wanted` are padding."""
     assert len(wanted) <= n_rows, f"{len(wanted)} rows ask, of {n_rows}"
     arrays = DrawArrays(
         temperature_R=np.zeros(n_rows, np.float32),
@@ -74,9 +82,9 @@ def draw_arrays(wanted: Sequence[Wanted], alone: Sequence[Wanted], n_rows: int) 
         min_p_R=np.zeros(n_rows, np.float64),
         key_R=np.zeros(n_rows, np.int64),
     )
-    for one in alone:
+    for one in wanted:
         params = one.sample.params
-        if params.temperature == 0.0:
+        if params.temperature == 0.0 or not one.is_for_device:
             continue
         arrays.temperature_R[one.row] = params.temperature
         arrays.top_k_R[one.row] = params.top_k or 0

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from bakehouse_kernels.api import Ops
-from bakehouse_kernels.layout import KVCache
+from bakehouse_kernels.layout import KVCache, LogitChanges
 from torch import Tensor
 
 from bakehouse_replica.core.types import BlockCopy, Draw, Sampled, Scored, StepPlan, StepResult
@@ -22,6 +22,7 @@ from bakehouse_replica.model.batch import FlatChunks, IndexArrays, flatten, inde
 from bakehouse_replica.model.buckets import Buckets, padded
 from bakehouse_replica.model.constraint import ConstraintSource
 from bakehouse_replica.model.decoder import Decoder
+from bakehouse_replica.model.device_changes import changes_of
 from bakehouse_replica.model.device_draw import Wanted, draw_arrays, draw_by_host, wanted_of
 from bakehouse_replica.model.graphs import GraphedSteps, plan_of
 from bakehouse_replica.model.layers import Step
@@ -42,12 +43,10 @@ class StepLimits:
 class Drawing:
     """What the rank that draws knows of a step beyond the places of its tokens: nothing, where others follow.
 
-    `wanted` rows ask for tokens, of which the device draws those of `alone`; `drawn_before` says which rows'
-    tokens are which of the last step's draws.
+    `wanted` rows ask for tokens; `drawn_before` says which rows' tokens are which of the last step's draws.
     """
 
     wanted: Sequence[Wanted] = ()
-    alone: Sequence[Wanted] = ()
     drawn_before: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -111,6 +110,7 @@ class DeviceRunner:
         self._decoder = decoder
         self._cache = cache
         self._ops = ops
+        self._device = device
         self._constraints = constraints
         self._score_slice_rows = slice_rows_of(decoder.n_vocabulary, score_slice_bytes)
         n_draws = max(limits.max_sequences, buckets.rows[-1])
@@ -133,23 +133,22 @@ class DeviceRunner:
     def begin(self, plan: StepPlan) -> PendingStep:
         """Launches a step: copies, keys and values of all chunks, draws and scores in the plan's order."""
         begun_at = perf_counter()
-        wanted = wanted_of(plan.chunks, self._constraints)
-        alone = [one for one in wanted if one.is_drawn_alone]
+        wanted = wanted_of(plan.chunks, self._constraints, self._decoder.n_vocabulary)
+        for_host = [one for one in wanted if not one.is_for_device]
         scored: tuple[Scored, ...] = ()
         by_host: dict[int, tuple[Draw, ...]] = {}
         if not plan.chunks:
             self._copy_only(plan.copies)
         else:
             flat = flatten(plan.chunks)
-            drawing = Drawing(wanted=wanted, alone=alone, drawn_before=self._drawn_before(plan, flat))
+            drawing = Drawing(wanted=wanted, drawn_before=self._drawn_before(plan, flat))
             logits_RV, x_QE = self._launch(plan.copies, flat, drawing)
-            if logits_RV is not None and len(alone) < len(wanted):
-                by_host = draw_by_host(
-                    self._ops, logits_RV, self._staging.drawn_R, [one for one in wanted if not one.is_drawn_alone]
-                )
+            if logits_RV is not None:
+                by_host = draw_by_host(self._ops, logits_RV, self._staging.drawn_R, for_host)
             if x_QE is not None:
                 scored = score(self._ops, self._decoder, plan.chunks, x_QE, self._score_slice_rows)
-        returned = self._returning.fetch(self._staging.drawn_R[: len(wanted)]) if alone else None
+        is_awaited = len(for_host) < len(wanted)
+        returned = self._returning.fetch(self._staging.drawn_R[: len(wanted)]) if is_awaited else None
         self._last_step, self._last_row_of = plan.step, {one.sequence_id: one.row for one in wanted}
         return PendingStep(
             step=plan.step, wanted=wanted, by_host=by_host, returned=returned, scored=scored, begun_at=begun_at
@@ -186,11 +185,25 @@ class DeviceRunner:
         inputs = self._send(copies, flat, arrays, drawing)
         if copies:
             self._ops.copy_blocks(self._cache, inputs.source_C, inputs.target_C)
-        if bucket is not None:
-            return self._graphs.play(bucket, arrays), None
-        return self._called(arrays, inputs)
+        n_draws = len(arrays.sample_at_R)
+        asking = [(one.row, one.sample) for one in drawing.wanted if one.is_for_device]
+        changes = changes_of(asking, n_draws, self._device)
+        if bucket is None:
+            return self._called(arrays, inputs, changes)
+        logits_RV = self._graphs.play(bucket, arrays)
+        if changes is not None:  # the recording has drawn from the logits as the model left them
+            self._draw(logits_RV, inputs, changes)
+        return logits_RV, None
 
-    def _called(self, arrays: IndexArrays, inputs: StepArrays[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def _draw(self, logits_RV: Tensor, inputs: StepArrays[Tensor], changes: LogitChanges | None) -> None:
+        """Changes the rows that the device draws, and draws."""
+        if changes is not None:
+            self._ops.adjust(logits_RV, changes)
+        self._staging.drawn_R[: len(logits_RV)].copy_(self._ops.draw(logits_RV, asks_of(inputs)))
+
+    def _called(
+        self, arrays: IndexArrays, inputs: StepArrays[Tensor], changes: LogitChanges | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         cos_TD, sin_TD = self._decoder.rope_rows(inputs.positions_T)
         step = Step(cos_TD=cos_TD, sin_TD=sin_TD, slots_T=inputs.slots_T, plan=plan_of(self._ops, arrays))
         x_TE = self._decoder.embed_drawn(self._staging.tokens(inputs))
@@ -201,14 +214,14 @@ class DeviceRunner:
         if n_drawn:
             logits_RV = self._decoder.logits(x_RE[:n_drawn])
         if logits_RV is not None and self._decoder.is_first_rank:
-            self._staging.drawn_R[:n_drawn].copy_(self._ops.draw(logits_RV, asks_of(inputs)))
+            self._draw(logits_RV, inputs, changes)
         return logits_RV, x_RE[n_drawn:] if len(inputs.score_at_Q) else None
 
     def _send(
         self, copies: tuple[BlockCopy, ...], flat: FlatChunks, arrays: IndexArrays, drawing: Drawing
     ) -> StepArrays[Tensor]:
         n_draws = len(arrays.sample_at_R)
-        asks = draw_arrays(drawing.wanted, drawing.alone, n_draws)
+        asks = draw_arrays(drawing.wanted, n_draws)
         sizes = Sizes(
             n_tokens=len(flat.token_ids_T),
             n_draws=n_draws,

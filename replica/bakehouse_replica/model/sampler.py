@@ -75,11 +75,6 @@ def draw(
     ]
 
 
-def is_drawn_alone(sample: Sample, constraint: Constraint | None) -> bool:
-    """Whether one token and nothing else is asked for, from the row as the model left it: see `Ops.draw`."""
-    return len(sample.seeds) == 1 and not _asks(sample) and not _has_its_own(sample, constraint)
-
-
 def _asks(sample: Sample) -> bool:
     """Whether log-probabilities are asked for, which are those at temperature 1."""
     return sample.params.logprobs is not None
