@@ -69,9 +69,9 @@ class ReplicaSection(_Section):
 
     kv_memory: Size | None = None
     block_size: Count | None = None
-    max_step_tokens: Count = 512
-    max_sequences: Count = 64
-    max_prefill_tokens: Count = 256
+    max_step_tokens: Count | None = None
+    max_sequences: Count | None = None
+    max_prefill_tokens: Count | None = None
     max_waiting_requests: Count = 4096
     cpus: Cpus | None = None
     threads: Count | None = None

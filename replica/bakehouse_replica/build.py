@@ -13,6 +13,7 @@ from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dt
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.loading import load_model
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.step_sizes import StepSizes, step_sizes
 from bakehouse_replica.executors.tensor_parallel import OwnPart, RankPlaces, TensorParallelExecutor, gather, lead
 from bakehouse_replica.executors.token_cache import SLOT_BYTES
 from bakehouse_replica.grammar_compiler import GrammarCompiler
@@ -27,6 +28,7 @@ from bakehouse_replica.source import ModelFiles, open_source
 from bakehouse_replica.tokenizer_files import load_tokenizer
 from bakehouse_replica.vocabulary import vocabulary_of
 
+CPU = torch.device("cpu")
 FAKE_BLOCK_SIZE = 16
 LOCAL_RANKS = RankPlaces()
 # By default a script's pool holds `max_sequences` of the longest, or as many of them as this does, at least one.
@@ -62,13 +64,19 @@ def build_engine(
     )
     policy = SchedulingPolicy(
         max_model_len=max_model_len,
-        max_prefill_tokens=settings.max_prefill_tokens,
+        max_prefill_tokens=_step_sizes(settings, files).max_prefill_tokens,
         max_waiting_requests=settings.max_waiting_requests,
     )
     engine = Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
     if isinstance(executor, TensorParallelExecutor):
         executor.tell_of_loss(lambda loss: _lose(engine, ranks, loss))
     return engine
+
+
+def _step_sizes(settings: ReplicaSettings, files: ModelFiles) -> StepSizes:
+    """Those of a CPU where no model runs, whatever there is on this machine."""
+    runs_model = not files.is_script and settings.executor == "model"
+    return step_sizes(settings, device_of(settings) if runs_model else CPU)
 
 
 def _lose(engine: Engine, ranks: RankPlaces, loss: BakehouseError) -> None:
@@ -132,30 +140,30 @@ def _grammars(files: ModelFiles, spec: ModelSpec) -> GrammarStore:
 
 def scripted_capacity(settings: ReplicaSettings, max_model_len: int) -> Capacity:
     """`kv_memory_bytes`, where given, bounds the cache of token ids. Raises `StartupError` if it is too small."""
-    block_size = settings.block_size or FAKE_BLOCK_SIZE
+    block_size, sizes = settings.block_size or FAKE_BLOCK_SIZE, step_sizes(settings, CPU)
     shape = KVShape(n_layers=1, n_kv_heads=1, head_dim=1, element_bytes=SLOT_BYTES // 2, block_size=block_size)
     longest_bytes = blocks_for(max_model_len, block_size) * shape.block_bytes
     budget_bytes = settings.kv_memory_bytes
     if budget_bytes is None:
-        budget_bytes = max(longest_bytes, min(SCRIPTED_KV_BYTES, settings.max_sequences * longest_bytes))
+        budget_bytes = max(longest_bytes, min(SCRIPTED_KV_BYTES, sizes.max_sequences * longest_bytes))
     return Capacity(
         n_blocks=plan_blocks(shape, budget_bytes=budget_bytes, max_model_len=max_model_len),
         block_size=block_size,
         block_bytes=shape.block_bytes,
-        max_step_tokens=settings.max_step_tokens,
-        max_sequences=settings.max_sequences,
+        max_step_tokens=sizes.max_step_tokens,
+        max_sequences=sizes.max_sequences,
         max_flights=settings.max_flights(is_apart=False),
     )
 
 
 def _fake_executor(settings: ReplicaSettings, spec: ModelSpec, max_model_len: int) -> FakeExecutor:
     """The model's vocabulary and limits without its weights, with room for `max_sequences` of the longest."""
-    block_size = settings.block_size or FAKE_BLOCK_SIZE
+    block_size, sizes = settings.block_size or FAKE_BLOCK_SIZE, step_sizes(settings, CPU)
     capacity = Capacity(
-        n_blocks=settings.max_sequences * (max_model_len // block_size + 1),
+        n_blocks=sizes.max_sequences * (max_model_len // block_size + 1),
         block_size=block_size,
-        max_step_tokens=settings.max_step_tokens,
-        max_sequences=settings.max_sequences,
+        max_step_tokens=sizes.max_step_tokens,
+        max_sequences=sizes.max_sequences,
         max_flights=settings.max_flights(is_apart=False),
     )
     return FakeExecutor(capacity, vocabulary_size=spec.vocabulary_size, step_s=settings.fake_step_s)

@@ -15,7 +15,9 @@ class ReplicaSettings:
     None takes the model's own context length. `kv_memory_bytes` None takes what one CPU replica gets by default
     (see `bakehouse_replica.model.sizing`). `executor` is what runs a model; a script (see
     `bakehouse_replica.script`) has one of its own. `fake_step_s`: how long a step of the fake one takes.
-    `overlap`: whether the next step is planned while one runs; `auto`: where a GPU runs it.
+    `max_step_tokens`, `max_sequences` and `max_prefill_tokens` None: as suits the device (see
+    `bakehouse_replica.executors.step_sizes`). `overlap`: whether the next step is planned while one runs; `auto`:
+    where a GPU runs it.
     `n_threads`: compute threads this replica may use. `tensor_parallel`: how many ranks, a process each, share the
     model, its memory and the threads; one that is silent for `rank_timeout_s` is lost, and the replica with it.
     `hash_key` is shared by all replicas of a deployment and
@@ -34,9 +36,9 @@ class ReplicaSettings:
     max_model_len: int | None = None
     kv_memory_bytes: int | None = None
     block_size: int | None = None
-    max_step_tokens: int = 512
-    max_sequences: int = 64
-    max_prefill_tokens: int = 256
+    max_step_tokens: int | None = None
+    max_sequences: int | None = None
+    max_prefill_tokens: int | None = None
     max_waiting_requests: int = 4096
     n_threads: int | None = None
     tensor_parallel: int = 1

@@ -146,7 +146,7 @@ async def test_a_script_says_how_long_its_context_is_and_how_many_tokens_there_a
     await engine.close()
     card = engine.card
     assert (card.vocabulary_size, card.max_model_len, card.block_size) == (2 + 256, 100, 16)
-    assert card.n_blocks == script.max_sequences * 7
+    assert card.n_blocks == card.max_sequences * 7
     assert len(card.model_digest) == 32
 
 

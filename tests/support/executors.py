@@ -12,10 +12,12 @@ from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Executor, execute
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
+from bakehouse_replica.executors.device_model import device_model
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
-from bakehouse_replica.executors.on_device import DeviceExecutor, build_device_executor, device_model
+from bakehouse_replica.executors.on_device import DeviceExecutor, build_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.step_sizes import StepSizes
 from bakehouse_replica.executors.tensor_parallel import gather
 from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.sharding import Shard, local_spec
@@ -112,8 +114,11 @@ def device_part(collective: Collective, capacity: Capacity) -> DeviceExecutor:
         collective,
         block_size=capacity.block_size,
         max_model_len=spec.context_length,
-        max_step_tokens=capacity.max_step_tokens,
-        max_sequences=capacity.max_sequences,
+        sizes=StepSizes(
+            max_step_tokens=capacity.max_step_tokens,
+            max_sequences=capacity.max_sequences,
+            max_prefill_tokens=capacity.max_step_tokens,
+        ),
     )
     return build_device_executor(model, n_blocks=capacity.n_blocks, max_flights=capacity.max_flights)
 

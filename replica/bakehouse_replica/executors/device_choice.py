@@ -32,3 +32,10 @@ def kv_dtype_of(settings: ReplicaSettings, device: torch.device) -> torch.dtype:
     if asked is not None:
         return asked
     return dtype if device.type == "cuda" else default_kv_dtype(dtype, settings.quantize)
+
+
+def kind_of(settings: ReplicaSettings, device: torch.device) -> str:
+    """In what products are, for people."""
+    if settings.quantize != "none":
+        return settings.quantize
+    return str(dtype_of(settings, device)).removeprefix("torch.")

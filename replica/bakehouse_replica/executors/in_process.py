@@ -13,6 +13,8 @@ from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.device_choice import dtype_of, kv_dtype_of
 from bakehouse_replica.executors.host_steps import HostStep, HostSteps
+from bakehouse_replica.executors.start_log import loaded_line
+from bakehouse_replica.executors.step_sizes import step_sizes
 from bakehouse_replica.model.batch import FlatChunks
 from bakehouse_replica.model.collective import Alone, Collective
 from bakehouse_replica.model.constraint import ConstraintSource, prepare_constraint
@@ -133,55 +135,55 @@ def load_executor(
     model so.
     """
     collective = collective or Alone()
-    shard = Shard(collective.rank, collective.size)
-    own_spec = local_spec(spec, shard)
-    device = torch.device("cpu")
-    dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
+    shard, device = Shard(collective.rank, collective.size), torch.device("cpu")
     n_threads = max(1, (settings.n_threads or torch.get_num_threads()) // shard.size)
-    try:
-        ops = select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
-    except ValueError as error:
-        raise StartupError(f"model {files.name!r}: {error}") from error
-    block_size = settings.block_size or default_block_size(device)
-    memory = host_memory(settings, spec, max_model_len, shard)
-    n_blocks = collective.smallest(memory.n_blocks)
+    ops, memory = _cpu_ops(settings, files, n_threads), host_memory(settings, spec, max_model_len, shard)
+    capacity = _cpu_capacity(settings, memory, collective.smallest(memory.n_blocks))
     begun_at = perf_counter()
     # What products do not read stays float32; the kernels round the rest as they pack it.
     weights = load_weights(
         files, spec, dtype=torch.float32, device=device, rotated=settings.quantize == "int8", shard=shard
     )
     loaded_at = perf_counter()
-    block_bytes = memory.kv_bytes // memory.n_blocks
-    capacity = Capacity(
-        n_blocks=n_blocks,
-        block_size=block_size,
-        block_bytes=block_bytes,
-        max_step_tokens=settings.max_step_tokens,
-        max_sequences=settings.max_sequences,
-        max_flights=settings.max_flights(is_apart=device.type == "cuda"),
-    )
     executor = build_executor(
-        spec=own_spec,
+        spec=local_spec(spec, shard),
         weights=weights,
         ops=ops,
         capacity=capacity,
         constraints=constraints,
         collective=collective,
     )
-    logger.info(
-        "%s, rank %d of %d, in %s on %s with %d threads: weights in %.1f s, warm-up in %.1f s, "
-        "%d blocks of %d tokens in %s (%.0f MB)",
-        files.name,
-        shard.rank,
-        shard.size,
-        settings.quantize if settings.quantize != "none" else str(dtype).removeprefix("torch."),
+    line = loaded_line(
+        settings,
+        files,
+        capacity,
+        shard,
         device,
-        n_threads,
-        loaded_at - begun_at,
-        perf_counter() - loaded_at,
-        n_blocks,
-        block_size,
-        str(kv_dtype).removeprefix("torch."),
-        n_blocks * block_bytes / shard.size / 1e6,
+        place=f"the CPU with {n_threads} threads",
+        weights_s=loaded_at - begun_at,
+        ready_s=perf_counter() - loaded_at,
     )
+    logger.info("%s", line)
     return executor
+
+
+def _cpu_ops(settings: ReplicaSettings, files: ModelFiles, n_threads: int) -> Ops:
+    device = torch.device("cpu")
+    dtype, kv_dtype = dtype_of(settings, device), kv_dtype_of(settings, device)
+    try:
+        return select_ops(device, dtype, n_threads, quantize=settings.quantize, kv_dtype=kv_dtype)
+    except ValueError as error:
+        raise StartupError(f"model {files.name!r}: {error}") from error
+
+
+def _cpu_capacity(settings: ReplicaSettings, memory: MemoryPlan, n_blocks: int) -> Capacity:
+    device = torch.device("cpu")
+    sizes = step_sizes(settings, device)
+    return Capacity(
+        n_blocks=n_blocks,
+        block_size=settings.block_size or default_block_size(device),
+        block_bytes=memory.kv_bytes // memory.n_blocks,
+        max_step_tokens=sizes.max_step_tokens,
+        max_sequences=sizes.max_sequences,
+        max_flights=settings.max_flights(is_apart=False),
+    )

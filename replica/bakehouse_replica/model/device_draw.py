@@ -25,6 +25,7 @@ from bakehouse_replica.model.constraint import Constraint, ConstraintSource, con
 from bakehouse_replica.model.device_changes import is_for_device
 from bakehouse_replica.model.noise import noise_key
 from bakehouse_replica.model.sampler import draw
+from bakehouse_replica.model.scoring import SCORE_SLICE_BYTES, slice_rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +100,21 @@ def draw_by_host(
 ) -> dict[int, tuple[Draw, ...]]:
     """By row, the draws that the device does not do alone; waits for the logits, and writes the ids to `drawn`.
 
-    So the next step may read them there like the device's own.
+    So the next step may read them there like the device's own. Rows are drawn in slices, as prompts are scored.
     """
-    if not wanted:
-        return {}
-    index_A = torch.tensor([one.row for one in wanted], device=logits_RV.device)
-    draws = draw(
-        ops,
-        logits_RV.index_select(0, index_A),
-        [one.sample for one in wanted],
-        [one.position for one in wanted],
-        [one.constraint for one in wanted],
-    )
-    ids = [first.token_ids[0] if (first := row[0]).token_ids else 0 for row in draws]
-    drawn_R[index_A] = torch.tensor(ids, device=drawn_R.device)
-    return {one.row: row for one, row in zip(wanted, draws, strict=True)}
+    found: dict[int, tuple[Draw, ...]] = {}
+    n_slice = slice_rows_of(logits_RV.shape[1], SCORE_SLICE_BYTES)
+    for begin in range(0, len(wanted), n_slice):
+        rows = wanted[begin : begin + n_slice]
+        index_A = torch.tensor([one.row for one in rows], device=logits_RV.device)
+        draws = draw(
+            ops,
+            logits_RV.index_select(0, index_A),
+            [one.sample for one in rows],
+            [one.position for one in rows],
+            [one.constraint for one in rows],
+        )
+        ids = [first.token_ids[0] if (first := row[0]).token_ids else 0 for row in draws]
+        drawn_R[index_A] = torch.tensor(ids, device=drawn_R.device)
+        found |= {one.row: row for one, row in zip(rows, draws, strict=True)}
+    return found

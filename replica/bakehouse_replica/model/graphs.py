@@ -7,7 +7,7 @@ Shape legend in `bakehouse_kernels.layout`; R counts the rows after which tokens
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -73,15 +73,21 @@ class GraphedSteps:
         self._graphs[bucket].recording.play()
 
     @torch.inference_mode()
-    def record(self, buckets: Iterable[tuple[int, int]] | None = None) -> None:
-        """Record `buckets` (None: all of them), and say so every so often."""
+    def record(
+        self,
+        buckets: Iterable[tuple[int, int]] | None = None,
+        on_recorded: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Record `buckets` (None: all of them); every so often tell how many are done, of how many."""
         waiting = tuple(self._buckets.falling() if buckets is None else buckets)
         begun_at = reported_at = perf_counter()
         for index, bucket in enumerate(waiting, start=1):
             self._graphs[bucket] = self._recorded(*bucket)
             if (now := perf_counter()) - reported_at > _REPORT_EVERY_S:
                 reported_at = now
-                logger.info("recorded %d of %d decode graphs in %.0f s", index, len(waiting), now - begun_at)
+                logger.info("captured %d of %d CUDA graphs in %.0f s", index, len(waiting), now - begun_at)
+                if on_recorded is not None:
+                    on_recorded(index, len(waiting))
 
     def forget(self) -> None:
         """Let go of all recordings and their memory."""

@@ -60,17 +60,13 @@ def draw(
         chosen |= _choose_from_own(ops, rows, with_own, constraints, first_candidates, ended)
     completing = _completing(chosen, constraints, ended) if with_own else set()
     logprobs = _logprobs(rows, chosen, samples)
+
+    def drawn(row: int, id_: int) -> Draw:
+        is_complete = (row, id_) in completing
+        return Draw(token_ids=(id_,), logprobs=logprobs.get((row, id_), ()), is_complete=is_complete)
+
     return [
-        (ended[row],) * len(sample.seeds)
-        if row in ended
-        else tuple(
-            Draw(
-                token_ids=(id_,),
-                logprobs=logprobs.get((row, id_), ()),
-                is_complete=(row, id_) in completing,
-            )
-            for id_ in chosen[row]
-        )
+        (ended[row],) * len(sample.seeds) if row in ended else tuple(drawn(row, id_) for id_ in chosen[row])
         for row, sample in enumerate(samples)
     ]
 

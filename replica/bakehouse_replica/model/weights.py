@@ -74,20 +74,22 @@ def load_weights(
 ) -> DecoderWeights:
     """The weights of a model, from the cache where an earlier start has left them there.
 
-    `rotated`: as `residual_rotation` leaves them; float32 only. On the CPU the tensors are views of the mapped
-    cache file, so all replicas of a machine share their memory. With a `shard` they are that rank's parts, of
-    which nothing else is read, in memory of their own, each tensor moved before the next is read.
+    `rotated`: as `residual_rotation` leaves them, which is done and cached in float32. On the CPU tensors of the
+    cached dtype are views of the mapped file, so all replicas of a machine share their memory. With a `shard` they
+    are that rank's parts, of which nothing else is read, in memory of their own, each tensor moved before the next
+    is read.
     Raises `StartupError` where the checkpoint lacks a tensor, has one more, or has one of another shape. Dummy
     weights are made on `device`, always the same ones there, and neither rotated nor cached.
     """
-    part = _Part(spec, shard, device)
+    part = _Part(spec, shard, device, dtype)
     if files.has_dummy_weights:
         return assembled(dummy_tensors(spec, dtype=dtype, device=device, part_of=part.of_one), spec)
-    kind = f"{str(dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
+    cached_dtype = torch.float32 if rotated else dtype
+    kind = f"{str(cached_dtype).removeprefix('torch.')}{'-rotated' if rotated else ''}"
     cached = files.cache_dir / f"weights-{_FORMAT}-{kind}.safetensors"
 
     def make() -> Tensors:
-        return convert(files, spec, dtype=dtype, rotated=rotated, on_progress=on_progress)
+        return convert(files, spec, dtype=cached_dtype, rotated=rotated, on_progress=on_progress)
 
     tensors = _load_cached(cached, part) or _convert_once(make, cached, part)
     return assembled(tensors, spec)
@@ -96,14 +98,15 @@ def load_weights(
 class _Part:
     """What one rank takes of all weights."""
 
-    def __init__(self, spec: ModelSpec, shard: Shard, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, shard: Shard, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
         self._shard = shard
         self._device = device
+        self._dtype = dtype
 
     def of_one(self, name: str, whole: Sliceable) -> Tensor | None:
         own = cut(name.rpartition(".")[2], whole, self._spec, self._shard)
-        return None if own is None else own.to(self._device)
+        return None if own is None else own.to(self._device, self._dtype)
 
     def of_file(self, path: Path) -> Tensors:
         if self._shard.size == 1:
@@ -115,7 +118,7 @@ class _Part:
     def of(self, tensors: Tensors) -> Tensors:
         if self._shard.size > 1:
             return self._cut(tensors)
-        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return {name: tensor.to(self._device, self._dtype) for name, tensor in tensors.items()}
 
     def _cut(self, whole: Mapping[str, Sliceable]) -> Tensors:
         parts = {}
@@ -166,7 +169,10 @@ def convert(
     rotated: bool = False,
     on_progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The checkpoint's tensors in the decoder's layout, by the names that `load_weights` caches them under."""
+    """The checkpoint's tensors in the decoder's layout, by the names that `load_weights` caches them under.
+
+    `rotated` needs float32.
+    """
     rotation = ResidualRotation(spec.hidden_size) if rotated else None
     tensors: dict[str, Tensor] = {}
     with open_checkpoint(files, spec) as checkpoint:

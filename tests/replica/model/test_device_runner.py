@@ -11,8 +11,9 @@ from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import BlockCopy, Capacity, Chunk, Sample, Score, StepPlan, StepResult
+from bakehouse_replica.executors.device_model import DeviceModel
 from bakehouse_replica.executors.in_process import InProcessExecutor
-from bakehouse_replica.executors.on_device import DeviceModel, build_device_executor
+from bakehouse_replica.executors.on_device import build_device_executor
 from bakehouse_replica.model.buckets import Buckets
 from bakehouse_replica.model.decoder import Decoder
 from bakehouse_replica.model.device_runner import DeviceRunner, StepLimits
