@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import httpx
+import torch
 from bakehouse_replica.build import scripted_capacity
 from bakehouse_replica.core.types import (
     Delivery,
@@ -17,6 +18,7 @@ from bakehouse_replica.core.types import (
 )
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.step_sizes import step_sizes
 from bakehouse_replica.grammar_compiler import GrammarCompiler
 from bakehouse_replica.model.constraint import ConstraintSource
 from bakehouse_replica.model.grammar import GrammarStore
@@ -171,7 +173,7 @@ def _engine(script: Script, replica: ReplicaSettings, executor: ScriptedExecutor
     )
     policy = SchedulingPolicy(
         max_model_len=script.max_model_len,
-        max_prefill_tokens=replica.max_prefill_tokens,
+        max_prefill_tokens=step_sizes(replica, torch.device("cpu")).max_prefill_tokens,
         max_waiting_requests=replica.max_waiting_requests,
     )
     return Engine(executor=executor, policy=policy, card=card)

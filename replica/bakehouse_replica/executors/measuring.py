@@ -121,7 +121,7 @@ def largest_steps(model: DeviceModel, n_blocks: int) -> tuple[StepPlan, ...]:
 
     On the device all tokens that a context can hold are penalised in each row. The host's rows ask for
     log-probabilities, and their weights are so even that the filter closes at the end of the vocabulary; besides,
-    all tokens of their prompts are scored.
+    prompts as long as can be are scored.
     """
     n_seen = min(model.max_model_len, model.spec.vocabulary_size)
     by_device = SamplingParams(
@@ -152,14 +152,14 @@ def _largest(
 ) -> StepPlan:
     chunks: list[Chunk] = []
     n_tokens, next_block = model.max_step_tokens, 0
-    # A token is scored by the one before it, so that a scored prompt has two at least.
-    n_sequences = min(model.max_sequences, max(1, n_tokens // 2) if are_scored else n_tokens, n_blocks)
+    n_sequences = min(model.max_sequences, n_tokens, n_blocks)
     for index in range(n_sequences):
-        # What is left is shared out among the sequences that are left.
-        length = min(-(-n_tokens // (n_sequences - index)), model.max_model_len)
-        length = min(length, (n_blocks - next_block) * model.block_size)
-        if length <= 0:
-            break
+        n_after = n_sequences - index - 1
+        # Prompts are scored in slices, of which long ones fill more: then the first have all but one token of each
+        # of the others. Else what is left is shared out.
+        share = n_tokens - n_after if are_scored else -(-n_tokens // (n_after + 1))
+        length = min(share, model.max_model_len)
+        length = min(length, (n_blocks - next_block - n_after) * model.block_size)
         after_block = next_block + blocks_for(length, model.block_size)
         sample = Sample(params=params, seeds=(index,), output_index=0, prompt_ids=tuple(seen))
         score = Score(first_row=0, target_ids=(0,) * (length - 1), n_top=_N_TOP)
