@@ -27,11 +27,11 @@ N_VOCABULARY = 4000  # so that rows of logits weigh more than the layers
 TOTAL_BYTES = 1 << 30
 
 
-class TensorMeter(TorchDispatchMode):
+class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The memory of all tensors that are made while it is on, as a device's allocator would see it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._alive: dict[int, int] = {}
         self._highest = 0
 
@@ -101,7 +101,8 @@ def model() -> DeviceModel:
 
 def peak_of(model: DeviceModel, plans: Sequence[StepPlan]) -> int:
     """The most that these steps take beside weights and cache, what their runner holds included."""
-    with TensorMeter() as meter:
+    meter = TensorMeter()
+    with meter:
         cache_bytes = (N_BLOCKS + N_NULL_BLOCKS) * model.kv_shape(torch.float32).block_bytes
         runner = model.runner(N_BLOCKS)
         for plan in plans:
