@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.source import open_source
 from rich.console import Console
 
 from bakehouse_cluster import serving
 from bakehouse_cluster.bench import command as bench
+from bakehouse_cluster.capturing import captures_told
 from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import load_config
 from bakehouse_cluster.progress import Stages
@@ -205,7 +207,11 @@ def chat(
         }
         tree = load_config(config, overrides)
         stages = Stages(console)
-        with stages.stage(f"model {tree.model.source}"), compiling_told(stages.note):
+        with (
+            stages.stage(f"model {tree.model.source}"),
+            compiling_told(stages.note),
+            captures_told(stages.note, open_source(tree.source).cache_dir),
+        ):
             answerer = LocalAnswerer(OfflineModel(tree), options)
     sys.exit(converse(answerer, system=system, console=console))
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TextIO
 
 from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.source import open_source
 from rich.console import Console
 
 from bakehouse_cluster.batch import Key, Line, answer_all, answered_keys, count_lines, read_lines
+from bakehouse_cluster.capturing import captures_told
 from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.offline import IN_FLIGHT_PER_SEQUENCE, OfflineModel
@@ -33,7 +35,10 @@ def generate(config: Config, input_path: Path, output_path: Path, console: Conso
     stages = Stages(console)
     try:
         with _appended(output_path) as output, compiling_told(stages.note):
-            with stages.stage(f"model {config.model.source}"):
+            with (
+                stages.stage(f"model {config.model.source}"),
+                captures_told(stages.note, open_source(config.source).cache_dir),
+            ):
                 model = OfflineModel(config)
             with counted(console, "answers", n_total=n_lines, n_done=n_lines - n_open) as advance:
                 n_errors = asyncio.run(_answer(model, _open_lines(input_path, done), output, advance))

@@ -8,11 +8,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.source import open_source
 
+from bakehouse_cluster.capturing import captures_told
 from bakehouse_cluster.checks import check_before_start, check_model, is_loopback
 from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import Config
@@ -41,7 +43,8 @@ def serve(config: Config, stages: Stages) -> int:
     config = config.shared_out(n_cpus)
     check_before_start(config)
     with stages.stage(f"model {config.model.source}"):
-        check_model(config, open_source(config.source))
+        files = open_source(config.source)
+        check_model(config, files)
     ray = LocalRay(
         LocalRaySettings(
             host=config.server.host,
@@ -60,7 +63,7 @@ def serve(config: Config, stages: Stages) -> int:
         with ray:
             with stages.stage("Ray, in a private folder"):
                 ray.start(take_signals=interrupts.install)
-            _serve_until_interrupted(config, ray, stages)
+            _serve_until_interrupted(config, ray, stages, files.cache_dir)
     except KeyboardInterrupt:  # before anything was deployed: there was nothing to drain
         stages.note("stopped before anything was served; nothing is left running")
         return interrupts.exit_status
@@ -101,10 +104,10 @@ class _Interrupts:
         os._exit(self.exit_status)
 
 
-def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> None:
+def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages, cache_dir: Path) -> None:
     """Drains also where the interrupt comes early: the gateway answers before the last replica has started."""
     try:
-        _deploy(config, ray, stages)
+        _deploy(config, ray, stages, cache_dir)
         ray.wait_until_lost()
     except KeyboardInterrupt:
         label = f"draining, at most {config.server.drain_s:.0f} s; Ctrl-C again ends at once"
@@ -114,8 +117,12 @@ def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> N
                 stages.note("not everything has ended; the rest is ended now")
 
 
-def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
-    with stages.stage(n_of(config.server.replicas, "replica")), compiling_told(stages.note):
+def _deploy(config: Config, ray: LocalRay, stages: Stages, cache_dir: Path) -> None:
+    with (
+        stages.stage(n_of(config.server.replicas, "replica")),
+        compiling_told(stages.note),
+        captures_told(stages.note, cache_dir),
+    ):
         from bakehouse_cluster.app import build  # imports Serve, which reads the environment that `start` has set
 
         ray.deploy(build(config))
