@@ -53,4 +53,8 @@ def _steps(shape: str, record: Mapping[str, Any], records: Records) -> Iterator[
     served, peer = record.get("served"), records.get(f"peer-{shape}", {})
     if served and peer.get("n_output"):
         own, other = served["n_output"] / served["total_s"], peer["n_output"] / peer["total_s"]
-        yield f"{shape:12} served {own:.0f} tokens/s; transformers {other:.0f}; {own / other:.2f} times"
+        attention = peer["attention"]
+        yield (
+            f"{shape:12} served {own:.0f} tokens/s; transformers with {attention} {other:.0f}; "
+            f"{own / other:.2f} times"
+        )

@@ -39,7 +39,7 @@ def test_a_small_run_measures_every_section_and_ends_with_the_table(tmp_path: Pa
         assert {"plan", "launch", "device", "sample (in device)", "publish"} <= steps["breakdown_ms"].keys()
         assert steps["served"]["n_output"] == sections[f"peer-{shape}"]["n_output"] == 3 * 6
     *_, last = done.stdout.strip().splitlines()
-    assert "transformers" in last
+    assert "transformers with sdpa" in last
     assert last.endswith("times")
 
 

@@ -153,15 +153,9 @@ def load_executor(
         constraints=constraints,
         collective=collective,
     )
+    place = f"the CPU with {n_threads} threads"
     line = loaded_line(
-        settings,
-        files,
-        capacity,
-        shard,
-        device,
-        place=f"the CPU with {n_threads} threads",
-        weights_s=loaded_at - begun_at,
-        ready_s=perf_counter() - loaded_at,
+        settings, files, capacity, shard, device, place=place, begun_at=begun_at, loaded_at=loaded_at
     )
     logger.info("%s", line)
     return executor

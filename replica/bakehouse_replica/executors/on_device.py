@@ -100,25 +100,18 @@ def load_device_executor(
         kv_memory_bytes=None if asked_bytes is None else asked_bytes // shard.size,
         max_model_len=max_model_len,
     )
-    n_blocks = collective.smallest(own_blocks)
     with recording_told(files.cache_dir) as tell:
         executor = build_device_executor(
             model,
-            n_blocks=n_blocks,
+            n_blocks=collective.smallest(own_blocks),
             block_bytes=shard.size * shape.block_bytes,
             max_flights=settings.max_flights(is_apart=True),
             constraints=constraints,
             on_recorded=tell if collective.rank == 0 else None,
         )
+    place = torch.cuda.get_device_name(device)
     line = loaded_line(
-        settings,
-        files,
-        executor.capacity,
-        shard,
-        device,
-        place=torch.cuda.get_device_name(device),
-        weights_s=loaded_at - begun_at,
-        ready_s=perf_counter() - loaded_at,
+        settings, files, executor.capacity, shard, device, place=place, begun_at=begun_at, loaded_at=loaded_at
     )
     logger.info("%s", line)
     return executor

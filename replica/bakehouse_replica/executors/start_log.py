@@ -1,5 +1,7 @@
 """What is said of an executor that has been loaded."""
 
+from time import perf_counter
+
 import torch
 
 from bakehouse_replica.core.types import Capacity
@@ -18,14 +20,17 @@ def loaded_line(
     device: torch.device,
     *,
     place: str,
-    weights_s: float,
-    ready_s: float,
+    begun_at: float,
+    loaded_at: float,
 ) -> str:
-    """Of one rank's part of a model, on `place`: how long it took, what it holds, how large its steps are."""
+    """Of one rank's part of a model, on `place`: how long it took, what it holds, how large its steps are.
+
+    Seconds of `perf_counter`: the weights were loaded from `begun_at` to `loaded_at`, and all is ready now.
+    """
     own_bytes = capacity.n_blocks * capacity.block_bytes // shard.size
     return (
         f"{files.name}, rank {shard.rank} of {shard.size}, in {kind_of(settings, device)} on {place}: "
-        f"weights in {weights_s:.1f} s, ready in {ready_s:.1f} s more, "
+        f"weights in {loaded_at - begun_at:.1f} s, ready in {perf_counter() - loaded_at:.1f} s more, "
         f"{capacity.n_blocks} blocks of {capacity.block_size} tokens in "
         f"{str(kv_dtype_of(settings, device)).removeprefix('torch.')} ({own_bytes / 1e6:.0f} MB), "
         f"{step_sizes(settings, device)}"

@@ -22,9 +22,8 @@ class StepSizes:
         )
 
 
-# A CPU computes some thousand tokens of a small model a second, so that 256 of them hold decoding sequences up for
-# a tenth of a second or so. A GPU needs thousands of rows in a product before it is busy; 2,048 of an 8B model are
-# 33 TFLOP, 40 to 100 ms.
+# Prompts hold decoding sequences up for as long as their tokens take: on a GPU, 2,048 of an 8B model are some
+# 30 TFLOP. It needs thousands of rows in a product before it is busy. Why these: `docs/performance.md`.
 _BY_DEVICE = {
     "cpu": StepSizes(max_step_tokens=512, max_sequences=64, max_prefill_tokens=256),
     "cuda": StepSizes(max_step_tokens=8192, max_sequences=256, max_prefill_tokens=2048),

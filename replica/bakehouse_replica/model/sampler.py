@@ -8,7 +8,7 @@ what most draws need (`surveyed`); only rows that a request changes are copied, 
 Shape legend: R rows of logits, A of them with a distribution of their own, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from bakehouse_kernels.api import Ops
@@ -46,14 +46,7 @@ def draw(
     ]
     with_own = [ask for ask in asks if _has_its_own(ask.sample, constraints[ask.row])]
     own = {ask.row for ask in with_own}
-    rows = survey(
-        ops,
-        logits_RV,
-        [_temperature_as_left(ask.sample, ask.row in own) for ask in asks],
-        _n_best(
-            [sample for row, sample in enumerate(samples) if row not in own or _asks(sample)], first_candidates
-        ),
-    )
+    rows = _surveyed_as_left(ops, logits_RV, samples, own, first_candidates)
     chosen = choose(ops, rows, [ask for ask in asks if ask.row not in own] if own else asks)
     ended: dict[int, Draw] = {}
     if with_own:
@@ -82,6 +75,20 @@ def _has_its_own(sample: Sample, constraint: Constraint | None) -> bool:
         constraint is not None
         or changes_logits(sample)
         or (_asks(sample) and sample.params.temperature not in (0.0, 1.0))
+    )
+
+
+def _surveyed_as_left(
+    ops: Ops, logits_RV: Tensor, samples: Sequence[Sample], own: Set[int], first_candidates: int
+) -> Surveyed:
+    """What is found in the rows as the model left them, of which those of `own` are drawn otherwise."""
+    return survey(
+        ops,
+        logits_RV,
+        [_temperature_as_left(sample, row in own) for row, sample in enumerate(samples)],
+        _n_best(
+            [sample for row, sample in enumerate(samples) if row not in own or _asks(sample)], first_candidates
+        ),
     )
 
 

@@ -1,12 +1,15 @@
 """A rotated model is the same model, and its rows have no channels that stand out."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from bakehouse_replica.executors.on_device import load_device_model
+from bakehouse_replica.model.collective import Alone
 from bakehouse_replica.model.residual_rotation import ResidualRotation
 from bakehouse_replica.model.weights import load_weights
+from bakehouse_replica.settings import ReplicaSettings
 from decoding import CPU, assert_logits_equal, load, open_model, paged_logits
 from tiny_llama import random_model, tiny_config, write_tiny_llama
 
@@ -57,3 +60,24 @@ def test_rotated_and_plain_weights_do_not_share_a_cache_file(tiny_llama_folder: 
     again = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=True)
     assert torch.equal(rotated.head_VE, again.head_VE)
     assert torch.equal(load(files)[1].embedding_VE, plain.embedding_VE)
+
+
+def test_a_device_gets_rotated_weights_in_its_own_dtype(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    files = open_model(tiny_llama_folder, tmp_path)
+    spec, _ = load(files)
+    exact = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=True)
+    rounded = load_weights(files, spec, dtype=torch.bfloat16, device=CPU, rotated=True)
+    assert torch.equal(rounded.layers[1].down_FE, exact.layers[1].down_FE.bfloat16())
+    assert torch.equal(rounded.head_VE, exact.head_VE.bfloat16())
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_what_a_device_rounds_to_8_bits_is_rotated(
+    quantize: Literal["none", "int8"], tiny_llama_folder: Path, tmp_path: Path
+) -> None:
+    files = open_model(tiny_llama_folder, tmp_path)
+    spec, plain = load(files)
+    rotated = load_weights(files, spec, dtype=torch.float32, device=CPU, rotated=True)
+    model = load_device_model(ReplicaSettings(quantize=quantize), files, spec, 64, CPU, Alone())
+    expected = rotated if quantize == "int8" else plain
+    assert torch.equal(model.decoder.embed(torch.arange(9)), expected.embedding_VE[:9])
