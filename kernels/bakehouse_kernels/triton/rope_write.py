@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 
 def rope_and_write(
@@ -38,7 +38,9 @@ def rope_and_write(
         return q_TND
     launch = launch_of("rope_write", device_class_of(qkv_TX.device))
     grid = (n_tokens, triton.cdiv(n_heads + 2 * n_kv_heads, launch.tiles["BLOCK_H"]))
-    _rope_write[grid](
+    start_kernel(
+        _rope_write,
+        grid,
         qkv_TX,
         cos_TD,
         sin_TD,
@@ -59,7 +61,7 @@ def rope_and_write(
     return q_TND
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "n_slots"])
 def _rope_write(
     qkv,
     cos,

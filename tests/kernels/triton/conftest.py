@@ -1,6 +1,7 @@
 """What tests of Triton kernels share; `tests/conftest.py` has them run in Triton's interpreter."""
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -33,7 +34,12 @@ def close() -> Close:
     return check
 
 
-@pytest.fixture
-def compiled_environment() -> Mapping[str, str]:
-    """The environment of a process in which kernels are compiled."""
-    return {**os.environ, "TRITON_INTERPRET": "0"}
+@pytest.fixture(scope="session")
+def compiled_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The environment of processes in which kernels are compiled, each of them once in a session."""
+    return {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "PYTHONPATH": os.pathsep.join((os.getcwd(), *sys.path)),
+    }
