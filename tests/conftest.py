@@ -11,10 +11,6 @@ import pytest
 # are interpreted, on the CPU; tests of compiled ones start processes with TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# In the interpreter products are OpenBLAS's. Its kernels for AVX2 sum a row otherwise where it stands elsewhere in a
-# matrix; no kernel of ours does. Those for SSE, which every x86-64 has, treat all rows alike. Unknown elsewhere.
-os.environ.setdefault("OPENBLAS_CORETYPE", "Nehalem")
-
 # What a shell starts in the background ignores Ctrl-C, and so would whatever tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
