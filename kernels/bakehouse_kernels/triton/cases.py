@@ -156,17 +156,27 @@ def penalties(n_places: int = 8192, n_vocabulary: int = 128_256) -> Case:
 
 
 def attention(
-    n_sequences: int, n_queries: int, context_len: int, *, head_dim: int, dtype: torch.dtype = _BF16
+    n_sequences: int,
+    n_queries: int,
+    context_len: int,
+    *,
+    head_dim: int,
+    dtype: torch.dtype = _BF16,
+    shares: bool = False,
 ) -> Case:
-    """Attention of 32 query heads over 8 key heads, as a whole: all kernels of a step. Not on `meta`."""
+    """Attention of 32 query heads over 8 key heads, as a whole: all kernels of a step. Not on `meta`.
+
+    `shares`: all sequences have the same blocks.
+    """
 
     def case(make: Make) -> Callable[[], object]:
         n_blocks = -(-context_len // _BLOCK_SIZE)
         cache = _cache(make, 8, head_dim, dtype, n_blocks=n_sequences * n_blocks)
         for layer in (*cache.key, *cache.value):
             layer.normal_()
+        tables = torch.arange(n_sequences * n_blocks, dtype=torch.int32).view(n_sequences, n_blocks)
         plan = plan_attention(
-            torch.arange(n_sequences * n_blocks, dtype=torch.int32).view(n_sequences, n_blocks),
+            tables[:1].repeat(n_sequences, 1) if shares else tables,
             torch.arange(n_sequences + 1, dtype=torch.int32) * n_queries,
             torch.full((n_sequences,), context_len, dtype=torch.int32),
             block_size=_BLOCK_SIZE,

@@ -43,9 +43,8 @@ def draw(logits_RV: Tensor, asks: DrawTensors) -> Tensor:
     near_RG = torch.empty((n_rows, chunk), dtype=torch.int32, device=device)
     sizes = (logits_RV.stride(0), n_vocabulary, n_chunks)
     pads = {"CHUNKS_PAD": triton.next_power_of_2(n_chunks), **launch.options}
-    grid = (n_rows, n_chunks)
-    start_kernel(_maxima, grid, logits_RV, highest_RC, id_RC, *sizes, **launch.options)
-    start_kernel(_weights, grid, logits_RV, highest_RC, asks.temperature_R, weight_RB, *sizes, **pads)
+    start_kernel(_maxima, highest_RC.shape, logits_RV, highest_RC, id_RC, *sizes, **launch.options)
+    start_kernel(_weights, highest_RC.shape, logits_RV, highest_RC, asks.temperature_R, weight_RB, *sizes, **pads)
     start_kernel(
         _draw,
         (n_rows,),

@@ -6,7 +6,7 @@ step of that is one that all of them do, in the same order: what they say to eac
 
 import gc
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -236,7 +236,7 @@ def build_device_executor(
     `max_flights`: see `Capacity`; at most 2.
     """
     runner = model.runner(n_blocks, constraints)
-    for plan in (largest_step(model, n_blocks), one_decode(model)):
+    for plan in (largest_step(model, n_blocks), one_decode(model), unrecorded(model, n_blocks)):
         runner.rehearse(plan)
     runner.graphs.record()
     runner.rehearse(one_decode(model))
@@ -319,6 +319,16 @@ def one_decode(model: DeviceModel) -> StepPlan:
     n_blocks = blocks_for(2, model.block_size)
     chunk = Chunk(sequence_id=0, token_ids=(0,), start=1, block_ids=tuple(range(n_blocks)), sample=sample)
     return StepPlan(step=0, copies=(), chunks=(chunk,))
+
+
+def unrecorded(model: DeviceModel, null_block: int) -> StepPlan:
+    """A decode step with what no recording holds: a copy of a block, and logits that the host surveys."""
+    plan = one_decode(model)
+    (chunk,) = plan.chunks
+    assert chunk.sample is not None
+    sample = replace(chunk.sample, params=replace(chunk.sample.params, logprobs=1))
+    copies = (BlockCopy(source=0, target=null_block),)
+    return replace(plan, copies=copies, chunks=(replace(chunk, sample=sample),))
 
 
 def _taken_by(runner: DeviceRunner, bucket: tuple[int, int], device: torch.device) -> int:
