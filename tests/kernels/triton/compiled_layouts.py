@@ -30,6 +30,7 @@ def layouts(one: Specialised, device_class: DeviceClass) -> list[str]:
 if __name__ == "__main__":
     found = {}
     for device_class, name in CASES:
-        ragged, alone, shared, _ = launches_of_case(name, device_class)
-        found[f"{device_class} {name}"] = [layouts(kernel, device_class) for kernel in (alone, shared, ragged)]
+        # In their order: Triton's cache knows a kernel by a hash that depends on those that came before it.
+        ragged, alone, shared = (layouts(one, device_class) for one in launches_of_case(name, device_class)[:3])
+        found[f"{device_class} {name}"] = (alone, shared, ragged)
     print(json.dumps(found))
