@@ -96,9 +96,10 @@ class Ops(Protocol):
 
         Chunk s owns query rows `query_start[s] : query_start[s + 1]`, which are the *last* positions of its
         context of `context_len[s]` tokens. All int32. Entries of the block table beyond a chunk's context are
-        never read. The tensors lie on the host, pinned where a GPU is used, which copies what it needs without
-        waiting; they must not change while the plan is in use. With `into`, a plan for as many chunks of one row
-        each and a table at least as wide, the new plan stands where that one stood.
+        never read. The tensors lie on the host, in any memory; on a CPU the plan reads them where they are, so
+        they must not change while it is in use. `into`: a plan of this `Ops` for as many chunks of one row each
+        and a table at least as wide, which nobody needs any more; the new plan stands where that one stood, and
+        is returned. Asserts that it fits.
         """
         ...
 

@@ -52,9 +52,12 @@ class Tuned:
     options: Mapping[str, tuple[int, ...]]
 
 
-def _attention(limits: Limits, n_sequences: int, n_queries: int, context_len: int) -> Case:
+def _attention(
+    limits: Limits, n_sequences: int, n_queries: int, context_len: int, *, shares: bool = False
+) -> Case:
     dtype = torch.bfloat16 if limits.get("element_bytes", 4) == 2 else torch.float32
-    return attention(n_sequences, n_queries, context_len, head_dim=limits.get("head_pad", 256), dtype=dtype)
+    head_dim = limits.get("head_pad", 256)
+    return attention(n_sequences, n_queries, context_len, head_dim=head_dim, dtype=dtype, shares=shares)
 
 
 _WARPS = (1, 2, 4, 8, 16)
@@ -66,6 +69,15 @@ TUNED: Mapping[str, Tuned] = {
     "split_decode": Tuned(
         lambda limits: _attention(limits, 64, 1, 8192),
         {"PROGRAMS": (132, 264, 396, 528), "num_stages": (2, 3, 4, 5)},
+    ),
+    # How long a split is, SPLIT, decides over sums and over what is shared: it is no matter of speed alone.
+    "combine_splits": Tuned(
+        lambda limits: _attention(limits, 64, 1, 8192), {"BLOCK_S": (4, 8, 16), "num_warps": (1, 2, 4)}
+    ),
+    # Warps and BLOCK_N are those of `split_decode`, so that sums are the same; 64 rows would be summed otherwise.
+    "shared_prefix": Tuned(
+        lambda limits: _attention(limits, 64, 1, 8192, shares=True),
+        {"BLOCK_M": (16, 32), "PROGRAMS": (132, 264, 396, 528), "num_stages": (1, 2, 3, 4)},
     ),
     "rope_write": Tuned(lambda _: rope(32, 8, 128), {"BLOCK_H": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8)}),
     "copy_blocks": Tuned(lambda _: copies(), {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}),
@@ -83,7 +95,8 @@ TUNED: Mapping[str, Tuned] = {
         },
     ),
     "adjust": Tuned(lambda _: penalties(), {"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)}),
-    "sample": Tuned(lambda _: draws(128_256), {"BLOCK": (2048, 4096, 8192), "num_warps": (8, 16, 32)}),
+    # With more warps a draw's threads have too few registers, and spill.
+    "sample": Tuned(lambda _: draws(128_256), {"BLOCK": (2048, 4096), "num_warps": (4, 8)}),
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from bakehouse_kernels.api import Ops
 from bakehouse_kernels.dispatch import select_ops
-from bakehouse_kernels.reference import ReferenceOps
+from bakehouse_kernels.reference import QuantisedReferenceOps, ReferenceOps
 from gpu_limits import Limits, measured_limits
 from gpu_ops import OpChecks
 from gpu_peer import run_peer
@@ -74,6 +74,12 @@ class Setup:
             return ReferenceOps(dtype=dtype)
         return select_ops(self.device, dtype, 1)
 
+    def int8_ops(self, dtype: torch.dtype) -> Ops:
+        """The same with products in 8 bits."""
+        if self.device.type == "cpu":
+            return QuantisedReferenceOps(dtype=dtype)
+        return select_ops(self.device, dtype, 1, quantize="int8")
+
     def limits(self) -> Limits:
         """As the section `limits` has found them."""
         return Limits(**read(self, "limits")["limits"])
@@ -103,7 +109,8 @@ def run_ops(setup: Setup, record: Record) -> None:
     """Every operation against float64; raises where one is wrong."""
     record["checks"], record["broken"] = [], []
     for dtype in (torch.float32, torch.bfloat16):
-        for check in OpChecks(setup.ops(dtype), setup.device, dtype, is_tiny=setup.is_tiny).all():
+        checks = OpChecks(setup.ops(dtype), setup.int8_ops(dtype), setup.device, dtype, is_tiny=setup.is_tiny)
+        for check in checks.all():
             try:
                 record["checks"] += [asdict(one) | {"is_good": one.is_good} for one in check()]
             except Exception:

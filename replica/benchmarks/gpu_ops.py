@@ -1,5 +1,6 @@
 """Every operation on the device against its definition in float64."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,35 @@ from torch.nn import functional
 
 BLOCK_SIZE = 16
 EPS = 1e-5
+# Rows and weights rounded to 8 bits are off by 2^-8 of the largest of their row or column; sums average it out.
+INT8_ALLOWED = 2**-5
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query heads, key heads and their size, and how they attend."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    softcap: float | None = None
+
+    def __str__(self) -> str:
+        ways = (" window" if self.window else "") + (" softcap" if self.softcap else "")
+        return f"{self.n_heads}/{self.n_kv_heads}x{self.head_dim}{ways}"
+
+
+# Each size, group of query heads and way once or more, not all by all: each compiles four kernels, some 4 s.
+HEADS = (
+    Heads(8, 2, 64),
+    Heads(8, 2, 64, window=24),
+    Heads(8, 2, 64, softcap=5.0),
+    Heads(16, 1, 64),
+    Heads(9, 3, 80, window=24, softcap=5.0),
+    Heads(32, 8, 128),
+    Heads(2, 2, 256, softcap=5.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +59,33 @@ class Checked:
 
 
 class OpChecks:
-    """Checks of one `Ops`; `dtype` is that of its inputs. The first cache that it makes is its only one."""
+    """Checks of one `Ops`, and of one whose products are in 8 bits; `dtype` is that of their inputs."""
 
-    def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> None:
+    def __init__(
+        self, ops: Ops, int8_ops: Ops, device: torch.device, dtype: torch.dtype, *, is_tiny: bool
+    ) -> None:
         self._ops = ops
+        self._int8_ops = int8_ops
         self._device = device
         self._dtype = dtype
         self._scale = 1 if is_tiny else 16
-        # Two roundings to 8 bits, or float32 sums of thousands of terms.
+        # Two roundings to the 8 bits of a bfloat16, or float32 sums of thousands of terms.
         self._allowed = 2**-6 if dtype == torch.bfloat16 else 1e-4
         self._random = torch.Generator(device=device).manual_seed(1)
 
     def all(self) -> Iterator[Callable[[], list[Checked]]]:
         """Each is a check; one that raises has failed, and the others go on."""
-        yield from (self._products, self._norms, self._attention, self._copies, self._draws, self._changes)
+        yield from (self._products, self._int8_products, self._activations, self._norms)
+        yield from (lambda heads=heads: self._attention(heads) for heads in HEADS)
+        yield from (self._copies, self._draws, self._changes)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._random, device=self._device).to(self._dtype)
 
-    def _compared(self, name: str, found: Tensor, expected: Tensor) -> Checked:
+    def _compared(self, name: str, found: Tensor, expected: Tensor, allowed: float | None = None) -> Checked:
         difference = (found.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-        return Checked(f"{name} {str(self._dtype).removeprefix('torch.')}", float(difference), self._allowed)
+        title = f"{name} {str(self._dtype).removeprefix('torch.')}"
+        return Checked(title, float(difference), self._allowed if allowed is None else allowed)
 
     def _products(self) -> list[Checked]:
         checked = []
@@ -73,12 +109,41 @@ class OpChecks:
             checked.append(self._compared(f"gated_linear of {n_rows}", found, functional.silu(gate) * up))
         return checked
 
+    def _int8_products(self) -> list[Checked]:
+        """Each way in which products of few, some and many rows are launched."""
+        checked = []
+        weight = self._normal(64 * self._scale, 96) / (64 * self._scale) ** 0.5
+        packed = self._int8_ops.pack(weight)
+        for n_rows in (1, 33, 20 * self._scale):
+            x, total = self._normal(n_rows, 64 * self._scale), self._normal(n_rows, 96)
+            exact = x.double() @ weight.double()
+            found = self._int8_ops.linear(x, packed)
+            checked.append(self._compared(f"int8 linear of {n_rows}", found, exact, INT8_ALLOWED))
+            expected = total.double() + exact
+            self._int8_ops.add_linear(total, x, packed)
+            checked.append(self._compared(f"int8 add_linear of {n_rows}", total, expected, INT8_ALLOWED))
+        return checked
+
+    def _activations(self) -> list[Checked]:
+        """Both gates; GELU, which no model here asks for, has no other definition than torch's."""
+        if self._device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return []
+        # The CPU's operations do without triton, which exists for Linux only.
+        from bakehouse_kernels.triton.activation import gated
+
+        gate_up = self._normal(5, 2 * 120 * self._scale) * 3
+        gate, up = gate_up.double().chunk(2, dim=1)
+        return [
+            self._compared("silu", gated(gate_up, "silu"), functional.silu(gate) * up),
+            self._compared("gelu", gated(gate_up, "gelu"), functional.gelu(gate, approximate="tanh") * up),
+        ]
+
     def _norms(self) -> list[Checked]:
         x, weight = self._normal(5, 256 * self._scale), self._normal(256 * self._scale)
         exact = x.double() / (x.double().square().mean(dim=1, keepdim=True) + EPS).sqrt() * weight.double()
         return [self._compared("rms_norm", self._ops.rms_norm(x, weight, EPS), exact)]
 
-    def _attention(self) -> list[Checked]:
+    def _attention(self, heads: Heads) -> list[Checked]:
         """Chunks of prompts, decode rows, and rows that share their first blocks; all written before."""
         checked = []
         long = 40 * self._scale
@@ -89,21 +154,15 @@ class OpChecks:
             ("decode", (1, 17, long, 2 * long), (1, 1, 1, 1), 0),
             ("shared", sharers, (1,) * len(sharers), 8 * long // 5 // BLOCK_SIZE),
         ):
-            for window, softcap in ((None, None), (24, None), (None, 5.0)):
-                title = f"attention {name}" + (" window" if window else "") + (" softcap" if softcap else "")
-                found, expected = self._attended(lengths, n_queries, n_shared, window, softcap)
-                checked.append(self._compared(title, found, expected))
+            found, expected = self._attended(heads, lengths, n_queries, n_shared)
+            checked.append(self._compared(f"attention {name} {heads}", found, expected))
         return checked
 
     def _attended(
-        self,
-        lengths: tuple[int, ...],
-        n_queries: tuple[int, ...],
-        n_shared: int,
-        window: int | None,
-        softcap: float | None,
+        self, heads: Heads, lengths: tuple[int, ...], n_queries: tuple[int, ...], n_shared: int
     ) -> tuple[Tensor, Tensor]:
-        n_heads, n_kv_heads, head_dim = 8, 2, 64
+        n_kv_heads, head_dim = heads.n_kv_heads, heads.head_dim
+        width = (heads.n_heads + 2 * n_kv_heads) * head_dim
         n_blocks_each = -(-max(lengths) // BLOCK_SIZE)
         tables = torch.randperm(len(lengths) * n_blocks_each, generator=torch.Generator().manual_seed(2))
         tables = tables.view(len(lengths), n_blocks_each).int()
@@ -111,21 +170,27 @@ class OpChecks:
         cache = self._ops.new_cache(
             n_layers=1, n_blocks=tables.numel(), block_size=BLOCK_SIZE, n_kv_heads=n_kv_heads, head_dim=head_dim
         )
-        found, expected, queries = [], [], []
-        shared = self._normal(n_shared * BLOCK_SIZE, (n_heads + 2 * n_kv_heads) * head_dim)
+        expected, queries = [], []
+        shared = self._normal(n_shared * BLOCK_SIZE, width)
         for s, (length, n) in enumerate(zip(lengths, n_queries, strict=True)):
-            rows = self._normal(length, (n_heads + 2 * n_kv_heads) * head_dim)
+            rows = self._normal(length, width)
             rows[: len(shared)] = shared[:length]
             position = torch.arange(length)
             cos, sin = self._rotation(position, head_dim)
             slots = tables[s, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
             q = self._ops.rope_and_write(rows, cos, sin, cache, 0, slots.to(self._device))
             queries.append(q[length - n :])
-            expected.append(_exact_attention(rows, cos, sin, n, n_heads, n_kv_heads, window, softcap))
+            expected.append(_exact_attention(rows, cos, sin, n, heads))
         starts = torch.tensor([0, *torch.tensor(n_queries).cumsum(0).tolist()], dtype=torch.int32)
         plan = self._ops.plan_attention(tables, starts, torch.tensor(lengths, dtype=torch.int32))
         found = self._ops.paged_attention(
-            torch.cat(queries), cache, 0, plan, scale=head_dim**-0.5, window=window, softcap=softcap
+            torch.cat(queries),
+            cache,
+            0,
+            plan,
+            scale=head_dim**-0.5,
+            window=heads.window,
+            softcap=heads.softcap,
         )
         return found, torch.cat(expected)
 
@@ -200,20 +265,11 @@ class OpChecks:
         return [self._compared("adjust", logits, expected)]
 
 
-def _exact_attention(
-    rows: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    n: int,
-    n_heads: int,
-    n_kv_heads: int,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
+def _exact_attention(rows: Tensor, cos: Tensor, sin: Tensor, n: int, heads: Heads) -> Tensor:
     """Of the last `n` rows of a context, in float64; `[n, N, D]`."""
     length, head_dim = len(rows), cos.shape[1]
-    heads = rows.double().view(length, -1, head_dim)
-    q, k, v = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
+    sizes = (heads.n_heads, heads.n_kv_heads, heads.n_kv_heads)
+    q, k, v = rows.double().view(length, -1, head_dim).split(sizes, dim=1)
 
     def rotated(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -221,16 +277,16 @@ def _exact_attention(
         return x * cos.double().unsqueeze(1) + turned * sin.double().unsqueeze(1)
 
     q, k = rotated(q)[length - n :], rotated(k)
-    k, v = (x.repeat_interleave(n_heads // n_kv_heads, dim=1) for x in (k, v))
+    k, v = (x.repeat_interleave(heads.n_heads // heads.n_kv_heads, dim=1) for x in (k, v))
     scores = torch.einsum("qnd,lnd->nql", q, k) * head_dim**-0.5
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    if heads.softcap is not None:
+        scores = heads.softcap * torch.tanh(scores / heads.softcap)
     key, query = (
         torch.arange(length, device=rows.device),
         torch.arange(length - n, length, device=rows.device)[:, None],
     )
     visible = key <= query
-    if window is not None:
-        visible &= key > query - window
+    if heads.window is not None:
+        visible &= key > query - heads.window
     weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("nql,lnd->qnd", weights, v)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 Activation = Literal["silu", "gelu"]
 
@@ -31,8 +31,10 @@ def gated(gate_up_TF2: Tensor, activation: Activation = "silu") -> Tensor:
     if n_rows == 0:
         return out_TF
     launch = launch_of("activation", device_class_of(gate_up_TF2.device))
-    _gated[(n_rows, triton.cdiv(width, launch.tiles["BLOCK"]))](
-        gate_up_TF2, out_TF, gate_up_TF2.stride(0), width, IS_GELU=activation == "gelu", **launch.options
+    grid = (n_rows, triton.cdiv(width, launch.tiles["BLOCK"]))
+    is_gelu = activation == "gelu"
+    start_kernel(
+        _gated, grid, gate_up_TF2, out_TF, gate_up_TF2.stride(0), width, IS_GELU=is_gelu, **launch.options
     )
     return out_TF
 

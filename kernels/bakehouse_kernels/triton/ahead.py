@@ -1,39 +1,25 @@
 """Launches compiled ahead for a class of devices, without one, and what machine code they come to.
 
-A launcher is called with tensors of the `meta` device, which have shapes and no memory; what it would launch is
-noted instead, as the signature that Triton compiles.
+A launcher is called with tensors of the `meta` device, which have shapes and no memory, within `noting`. What
+Triton compiles for such a launch follows from its arguments; here Triton itself is asked, as on the device.
 """
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from tempfile import NamedTemporaryFile
-from unittest.mock import patch
+from typing import Any
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-from bakehouse_kernels.triton.attention_call import Signature
-from bakehouse_kernels.triton.launch import DeviceClass
+from bakehouse_kernels.triton.launch import DeviceClass, Started, noting
 
-CAPABILITIES: Mapping[DeviceClass, tuple[int, int]] = {"sm80": (8, 0), "sm90": (9, 0)}
-_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
-_POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int8: "*i8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.bool: "*u1",
-}
-_ALIGNMENT = 16  # Triton tells arguments apart by whether they are multiples of it
+CAPABILITIES: Mapping[DeviceClass, int] = {"sm80": 80, "sm90": 90}
+_THREADS_A_WARP = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,70 +36,74 @@ class Usage:
         return asdict(self)
 
 
-@contextmanager
-def noted(device_class: DeviceClass) -> Iterator[list[Signature]]:
-    """What is launched within, on a device of the class, is not launched but added to the list."""
-    signatures: list[Signature] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specialised:
+    """A kernel as Triton compiles it for some launch.
 
-    def note(kernel: JITFunction, *args: object, grid: object, warmup: bool, **given: object) -> None:
-        signatures.append(_signature(kernel, args, given))
+    Launches whose `key` is the same run the same machine code. It has the kernel's name, of each argument its type
+    and what is known of its value (`D`: a multiple of 16), and the options.
+    """
 
-    with (
-        patch.object(JITFunction, "run", note),
-        patch("torch.cuda.get_device_capability", lambda _: CAPABILITIES[device_class]),
-    ):
-        yield signatures
+    kernel: Any
+    key: str
+    types: Mapping[str, str]
+    constants: Mapping[tuple[int, ...], object]
+    attributes: Mapping[tuple[int, ...], object]
+    options: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        """That of the kernel."""
+        return str(self.kernel.__name__).strip("_")
 
 
-def launches_of(call: Callable[[], object], device_class: DeviceClass) -> list[Signature]:
-    """What `call` would launch."""
-    with noted(device_class) as signatures:
-        call()
-    return signatures
-
-
-def usage_of(signature: Signature, device_class: DeviceClass) -> Usage:
-    """Compiles a launch for the class, and says what it takes."""
-    place = {name: (index,) for index, name in enumerate(signature.arguments)}
-    source = ASTSource(
-        signature.kernel,
-        {name: signature.types.get(name, "constexpr") for name in signature.arguments},
-        {name: value for name, value in signature.options.items() if name not in _OPTIONS},
-        {place[name]: [["tt.divisibility", _ALIGNMENT]] for name in sorted(signature.divisible)},
+def specialised(started: Started, device_class: DeviceClass) -> Specialised:
+    """What Triton compiles for a launch on the class, by the steps that `JITFunction.run` takes."""
+    kernel = started.kernel
+    backend = make_backend(_target(device_class))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    given = {"debug": False, **started.options}
+    bound, specialisation, options = bind(*started.arguments, **given)
+    parsed, types, constants, attributes = kernel._pack_args(backend, given, bound, specialisation, options)
+    values = {
+        name: value for name, value in bound.items() if kernel.params[kernel.arg_names.index(name)].is_constexpr
+    }
+    return Specialised(
+        kernel=kernel,
+        key=f"{kernel.__name__} {specialisation} {values} {sorted(options.items())}",
+        types=types,
+        constants=constants,
+        attributes=attributes,
+        options=parsed.__dict__,
     )
-    options = {name: value for name, value in signature.options.items() if name in _OPTIONS}
-    major, minor = CAPABILITIES[device_class]
-    compiled = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
-    used = _resources(compiled.asm["cubin"])
+
+
+def launches_of(call: Callable[[], object], device_class: DeviceClass) -> list[Specialised]:
+    """What `call` would launch."""
+    with noting(device_class) as notes:
+        call()
+    return [specialised(started, device_class) for started in notes.launches]
+
+
+def compiled(one: Specialised, device_class: DeviceClass) -> CompiledKernel:
+    """Compiled for the class, or taken from Triton's cache."""
+    source = ASTSource(one.kernel, one.types, one.constants, one.attributes)
+    return triton.compile(source, target=_target(device_class), options=one.options)
+
+
+def usage_of(one: Specialised, device_class: DeviceClass) -> Usage:
+    """Compiles a launch for the class, and says what it takes."""
+    kernel = compiled(one, device_class)
+    used = _resources(kernel.asm["cubin"])
     return Usage(
         registers=used["REG"],
         spilled_bytes=used["STACK"] + used["LOCAL"],
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=kernel.metadata.shared,
     )
 
 
-def _signature(kernel: JITFunction, args: tuple[object, ...], given: Mapping[str, object]) -> Signature:
-    bound = {**dict(zip(kernel.arg_names, args, strict=False)), **given}
-    constants = {param.name for param in kernel.params if param.is_constexpr} | set(_OPTIONS)
-    values = {name: bound[name] for name in kernel.arg_names if name not in constants}
-    return Signature(
-        kernel=kernel,
-        arguments=tuple(kernel.arg_names),
-        types={name: _type(value) for name, value in values.items()},
-        divisible=frozenset(
-            name
-            for name, value in values.items()
-            if isinstance(value, Tensor) or (isinstance(value, int) and value % _ALIGNMENT == 0)
-        ),
-        options={name: value for name, value in bound.items() if name in constants and isinstance(value, int)},
-    )
-
-
-def _type(value: object) -> str:
-    if isinstance(value, Tensor):
-        return _POINTERS[value.dtype]
-    assert isinstance(value, int | float), f"{value!r} is no argument of a kernel"
-    return "fp32" if isinstance(value, float) else "i32"
+def _target(device_class: DeviceClass) -> GPUTarget:
+    return GPUTarget("cuda", CAPABILITIES[device_class], _THREADS_A_WARP)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Compiles every kernel ahead for each class of GPUs and lists what it takes.
 
 `python -m bakehouse_kernels.triton.aot` needs no GPU and prints JSON; with `--write` that becomes the committed
-table, `aot_table.json`, which a test compares.
+table of the version of triton that is installed (`aot_tables/`), which a test compares.
 """
 
 import json
@@ -13,15 +13,20 @@ from pathlib import Path
 import triton
 
 from bakehouse_kernels.triton.ahead import CAPABILITIES, usage_of
-from bakehouse_kernels.triton.cases import ATTENTION, CASES, signatures_of
+from bakehouse_kernels.triton.cases import ATTENTION, CASES, launches_of_case
 from bakehouse_kernels.triton.launch import DeviceClass
 
-TABLE = Path(__file__).with_name("aot_table.json")
+TABLES = Path(__file__).with_name("aot_tables")
 
 _N_PROCESSES = 2
 
 Usages = dict[str, dict[str, int]]
 """By class, case and kernel: registers, spilled bytes, shared bytes."""
+
+
+def table_path(version: str) -> Path:
+    """The table of a version of triton: one for all that differ in the last number."""
+    return TABLES / f"{'.'.join(version.split('.')[:2])}.json"
 
 
 def usages() -> Usages:
@@ -40,8 +45,8 @@ def table_text(found: Usages) -> str:
 def _of_case(job: tuple[str, DeviceClass]) -> Usages:
     name, device_class = job
     return {
-        f"{device_class} {name}: {signature.kernel.__name__.strip('_')}": usage_of(signature, device_class).record
-        for signature in signatures_of(name, device_class)
+        f"{device_class} {name}: {one.name}": usage_of(one, device_class).record
+        for one in launches_of_case(name, device_class)
     }
 
 
@@ -51,7 +56,7 @@ def main() -> None:
         sys.exit("kernels are interpreted here, not compiled: unset TRITON_INTERPRET")
     text = table_text(usages())
     if sys.argv[1:] == ["--write"]:
-        TABLE.write_text(text)
+        table_path(triton.__version__).write_text(text)
     else:
         print(text, end="")
 

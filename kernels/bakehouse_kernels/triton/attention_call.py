@@ -1,12 +1,10 @@
 """What all kernels of one layer's attention are called with."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.triton.launch import DeviceClass, Launch, device_class_of, launch_of
@@ -96,34 +94,4 @@ def attention_call(
         window=window,
         softcap=softcap,
         device_class=device_class_of(key.device),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """A kernel as it is compiled for some call: its arguments, the types of all that no option gives, the options.
-
-    `divisible` arguments are multiples of 16: pointers, and strides of queries.
-    """
-
-    kernel: JITFunction
-    arguments: tuple[str, ...]
-    types: Mapping[str, str]
-    divisible: frozenset[str]
-    options: Mapping[str, int]
-
-
-def signature(
-    kernel: JITFunction, arguments: list[str], options: Mapping[str, int], dtype: torch.dtype
-) -> Signature:
-    """That of a kernel with these arguments, over keys of `dtype`."""
-    element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
-    tensors = dict.fromkeys(("q", "out", "key", "value"), element) | dict.fromkeys(("mean", "log_total"), "*fp32")
-    known = tensors | {"plan": "*i32", "scale": "fp32", "softcap": "fp32"}
-    return Signature(
-        kernel=kernel,
-        arguments=tuple(arguments),
-        types={name: known.get(name, "i32") for name in arguments if name not in options},
-        divisible=frozenset({*tensors, "plan", "q_row_stride", "q_head_stride"}) & set(arguments),
-        options=options,
     )

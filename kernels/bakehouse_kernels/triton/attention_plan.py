@@ -62,7 +62,8 @@ def plan_attention(
     """The plan of a step, sent to `device`; the tensors are on the host, and free once this returns.
 
     Without `split_tokens` splits are as long as the launch table says.
-    Only a plan of chunks of one row each is refilled, by one of as many. See `api.Ops.plan_attention`.
+    `into` is refilled on the device, after what was launched before, and returned; only a plan of chunks of one
+    row each can be, by one of as many. See `api.Ops.plan_attention`.
     """
     if split_tokens is None:
         split_tokens = launch_of("combine_splits", device_class_of(device)).tiles["SPLIT"]

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from bakehouse_kernels.layout import DrawTensors, LogitChanges
-from bakehouse_kernels.triton import paged_attention, shared_prefix, split_decode
 from bakehouse_kernels.triton.activation import Activation, gated
-from bakehouse_kernels.triton.ahead import launches_of
-from bakehouse_kernels.triton.attention_call import AttentionCall, Signature
-from bakehouse_kernels.triton.attention_plan import plan_attention
+from bakehouse_kernels.triton.ahead import Specialised, launches_of
+from bakehouse_kernels.triton.attention_call import attention_call
+from bakehouse_kernels.triton.attention_plan import TritonPlan, plan_attention
 from bakehouse_kernels.triton.cache import TritonCache, new_cache
 from bakehouse_kernels.triton.copy_blocks import copy_blocks
 from bakehouse_kernels.triton.int8_matmul import Int8Weight, int8_matmul, quantised_rows
 from bakehouse_kernels.triton.launch import DeviceClass
-from bakehouse_kernels.triton.paged_attention import paged_attention as attend
+from bakehouse_kernels.triton.paged_attention import attend_ragged, paged_attention
 from bakehouse_kernels.triton.penalties import adjust
 from bakehouse_kernels.triton.rms_norm import rms_norm
 from bakehouse_kernels.triton.rope_write import rope_and_write
 from bakehouse_kernels.triton.sample import draw
+from bakehouse_kernels.triton.shared_prefix import attend_shared
+from bakehouse_kernels.triton.split_decode import attend_splits, combine_splits, new_partials
 
 _BLOCK_SIZE, _SPLIT_TOKENS = 16, 512
 _BF16, _F32 = torch.bfloat16, torch.float32
@@ -155,24 +156,34 @@ def penalties(n_places: int = 8192, n_vocabulary: int = 128_256) -> Case:
 
 
 def attention(
-    n_sequences: int, n_queries: int, context_len: int, *, head_dim: int, dtype: torch.dtype = _BF16
+    n_sequences: int,
+    n_queries: int,
+    context_len: int,
+    *,
+    head_dim: int,
+    dtype: torch.dtype = _BF16,
+    shares: bool = False,
 ) -> Case:
-    """Attention of 32 query heads over 8 key heads, as a whole: all kernels of a step. Not on `meta`."""
+    """Attention of 32 query heads over 8 key heads, as a whole: all kernels of a step. Not on `meta`.
+
+    `shares`: all sequences have the same blocks.
+    """
 
     def case(make: Make) -> Callable[[], object]:
         n_blocks = -(-context_len // _BLOCK_SIZE)
         cache = _cache(make, 8, head_dim, dtype, n_blocks=n_sequences * n_blocks)
         for layer in (*cache.key, *cache.value):
             layer.normal_()
+        tables = torch.arange(n_sequences * n_blocks, dtype=torch.int32).view(n_sequences, n_blocks)
         plan = plan_attention(
-            torch.arange(n_sequences * n_blocks, dtype=torch.int32).view(n_sequences, n_blocks),
+            tables[:1].repeat(n_sequences, 1) if shares else tables,
             torch.arange(n_sequences + 1, dtype=torch.int32) * n_queries,
             torch.full((n_sequences,), context_len, dtype=torch.int32),
             block_size=_BLOCK_SIZE,
             device=make.device,
         )
         q = make.of(n_sequences * n_queries, 32, head_dim, dtype=dtype)
-        return lambda: attend(q, cache, 0, plan, scale=head_dim**-0.5)
+        return lambda: paged_attention(q, cache, 0, plan, scale=head_dim**-0.5)
 
     return case
 
@@ -223,25 +234,39 @@ ATTENTION: Mapping[str, tuple[int, int, int, torch.dtype, int | None, float | No
 """Query heads, key heads, head dimension, dtype, window, soft-cap."""
 
 
-def signatures_of(name: str, device_class: DeviceClass) -> list[Signature]:
-    """What a case, of `CASES` or `ATTENTION`, launches on a device of the class."""
+def launches_of_case(name: str, device_class: DeviceClass) -> list[Specialised]:
+    """What a case, of `CASES` or `ATTENTION`, launches on a device of the class.
+
+    Of attention: tiles and splits, splits alone, shared splits, and what combines splits.
+    """
     make = Make(torch.device("meta"))
-    if name in CASES:
-        return launches_of(CASES[name](make), device_class)
+    return launches_of(CASES[name](make) if name in CASES else all_attention(name)(make), device_class)
+
+
+def all_attention(name: str) -> Case:
+    """Each kernel of a case of `ATTENTION` once."""
     n_heads, n_kv_heads, head_dim, dtype, window, softcap = ATTENTION[name]
-    q_TND, key = (
-        make.of(1, n_heads, head_dim, dtype=dtype),
-        make.of(1, n_kv_heads, _BLOCK_SIZE, head_dim, dtype=dtype),
-    )
-    call = AttentionCall(
-        q_TND=q_TND,
-        out_TND=q_TND,
-        key=key,
-        value=key,
-        scale=1.0,
-        window=window,
-        softcap=softcap,
-        device_class=device_class,
-    )
-    modules = (paged_attention, split_decode, shared_prefix)
-    return [one for module in modules for one in module.signatures(call, _SPLIT_TOKENS)]
+
+    def case(make: Make) -> Callable[[], object]:
+        cache = _cache(make, n_kv_heads, head_dim, dtype, n_blocks=1)
+        q_TND = make.of(4, n_heads, head_dim, dtype=dtype)
+        plan = TritonPlan(
+            array=make.of(64, dtype=torch.int32),
+            block_size=_BLOCK_SIZE,
+            split_tokens=_SPLIT_TOKENS,
+            n_rows=4,
+            n_tiles=1,
+            n_members=2,
+            max_splits=2,
+            max_groups=1,
+        )
+
+        def call() -> None:
+            settings = attention_call(q_TND, cache, 0, scale=1.0, window=window, softcap=softcap)
+            partials = new_partials(settings, plan)
+            for attend in (attend_ragged, attend_splits, attend_shared, combine_splits):
+                attend(settings, plan, partials)
+
+        return call
+
+    return case

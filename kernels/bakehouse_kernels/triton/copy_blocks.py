@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.triton.cache import TritonCache
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 _WORD_BYTES = 4  # what a thread moves at a time; a warp moves a whole line
 
@@ -29,10 +29,10 @@ def copy_blocks(cache: KVCache, source_C: Tensor, target_C: Tensor) -> None:
         return
     launch = launch_of("copy_blocks", device_class_of(first.device))
     grid = (source_C.shape[0], cache.addresses.shape[0], triton.cdiv(n_words, launch.tiles["BLOCK"]))
-    _copy_blocks[grid](cache.addresses, source_C, target_C, n_words, **launch.options)
+    start_kernel(_copy_blocks, grid, cache.addresses, source_C, target_C, n_words, **launch.options)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["source", "target"])
 def _copy_blocks(addresses, source, target, n_words, BLOCK: tl.constexpr):
     """A program for each copy, layer and part of a block."""
     copy, layer, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 _MAX_INPUTS = (1 << 31) // (127 * 127)  # beyond, sums leave 32 bits
 _ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken away, it leaves the nearest integer
@@ -54,7 +54,9 @@ def int8_matmul(
     integers_TI, scale_T = quantised_rows(x_TI)
     launch = launch_of("int8_matmul", device_class_of(x_TI.device), rows=n_rows)
     grid = (triton.cdiv(n_rows, launch.tiles["BLOCK_M"]), triton.cdiv(n_outputs, launch.tiles["BLOCK_N"]))
-    _int8_matmul[grid](
+    start_kernel(
+        _int8_matmul,
+        grid,
         integers_TI,
         scale_T,
         weight.integers_OI,
@@ -83,7 +85,9 @@ def quantised_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     integers_TI = torch.empty((n_rows, width), dtype=torch.int8, device=x_TI.device)
     scale_T = torch.empty(n_rows, dtype=torch.float32, device=x_TI.device)
     launch = launch_of("quantise_rows", device_class_of(x_TI.device), width=width)
-    _quantise_rows[(n_rows,)](
+    start_kernel(
+        _quantise_rows,
+        (n_rows,),
         x_TI,
         integers_TI,
         scale_T,
@@ -113,7 +117,7 @@ def _quantise_rows(x, integers, scales, stride, width, WIDTH_PAD: tl.constexpr):
     tl.store(scales + row, tl.where(is_broken, float("nan"), tl.div_rn(largest, 127.0)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _int8_matmul(
     x,
     x_scale,

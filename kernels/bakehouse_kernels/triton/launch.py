@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -53,14 +53,34 @@ Table = Mapping[str, tuple[Entry, ...]]
 """The launches of one class of devices, by the kernel's name."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A kernel that is launched, what with, and the keyword arguments: constants, warps and stages."""
+
+    kernel: Any
+    arguments: tuple[object, ...]
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What would have been launched on a device of a class, in its order."""
+
+    device_class: DeviceClass
+    launches: list[Started] = field(default_factory=list)
+
+
 _tried: ContextVar[Table | None] = ContextVar("tried", default=None)
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
 def device_class_of(device: torch.device) -> DeviceClass:
-    """The class whose table serves `device`; on the CPU that of Triton's interpreter.
+    """The class whose table serves `device`; on the CPU that of Triton's interpreter, within `noting` its own.
 
     Raises `ValueError` on a GPU that is too old.
     """
+    if (notes := _notes.get()) is not None:
+        return notes.device_class
     if device.type == "cpu":
         return "interpreter"
     major, minor = torch.cuda.get_device_capability(device)
@@ -76,6 +96,26 @@ def launch_of(op: str, device_class: DeviceClass, **sizes: int) -> Launch:
     """How `op` is launched for a call of these sizes."""
     entries = (_tried.get() or table_of(device_class))[op]
     return next(entry.launch for entry in entries if entry.serves(sizes))
+
+
+def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+    """Launch a kernel, or note it within `noting`."""
+    notes = _notes.get()
+    if notes is None:
+        kernel[grid](*arguments, **options)
+    else:
+        notes.launches.append(Started(kernel=kernel, arguments=arguments, options=options))
+
+
+@contextmanager
+def noting(device_class: DeviceClass) -> Iterator[Notes]:
+    """Within, what would be launched on a device of the class is noted instead: results stay uninitialised."""
+    notes = Notes(device_class=device_class)
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from bakehouse_kernels.api import AttentionPlan
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, attention_call, signature
+from bakehouse_kernels.triton.attention_call import AttentionCall, attention_call
 from bakehouse_kernels.triton.attention_plan import HEADER, TILE_FIELDS, TritonPlan
 from bakehouse_kernels.triton.attention_work import STRIP
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
+from bakehouse_kernels.triton.launch import start_kernel
 from bakehouse_kernels.triton.shared_prefix import attend_shared
 from bakehouse_kernels.triton.split_decode import (
     Partials,
@@ -67,7 +68,9 @@ def attend_ragged(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
     options = _options(call, plan.split_tokens)
     n_tile_programs = plan.n_tiles * call.key.shape[1]
     n_units = plan.n_members * plan.max_splits * call.key.shape[1]
-    _attend_ragged[(n_tile_programs + min(n_units, options["PROGRAMS"]),)](
+    start_kernel(
+        _attend_ragged,
+        (n_tile_programs + min(n_units, options["PROGRAMS"]),),
         call.q_TND,
         call.out_TND,
         partials.mean,
@@ -94,12 +97,6 @@ def _options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
         # In which order a split is summed is said once, for steps without tiles.
         "num_warps": alone["num_warps"],
     }
-
-
-def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature]:
-    """Of the kernel that attends tiles and splits."""
-    options = _options(call, split_tokens)
-    return (signature(_attend_ragged, _attend_ragged.arg_names, options, call.key.dtype),)
 
 
 @triton.jit(do_not_specialize=["n_tile_programs", "max_splits"])

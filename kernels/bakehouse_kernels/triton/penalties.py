@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bakehouse_kernels.layout import LogitChanges
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 
 def adjust(logits_RV: Tensor, changes: LogitChanges) -> None:
@@ -24,7 +24,9 @@ def adjust(logits_RV: Tensor, changes: LogitChanges) -> None:
     if n_places == 0:
         return
     launch = launch_of("adjust", device_class_of(logits_RV.device))
-    _adjust[(triton.cdiv(n_places, launch.tiles["BLOCK"]),)](
+    start_kernel(
+        _adjust,
+        (triton.cdiv(n_places, launch.tiles["BLOCK"]),),
         logits_RV,
         changes.repetition_R,
         changes.presence_R,
@@ -41,7 +43,10 @@ def adjust(logits_RV: Tensor, changes: LogitChanges) -> None:
     )
 
 
-@triton.jit
+_STAGED = ["repetition", "presence", "frequency", "row", "id", "is_seen", "count", "bias", "n_places"]
+
+
+@triton.jit(do_not_specialize=_STAGED)
 def _adjust(
     logits, repetition, presence, frequency, row, id, is_seen, count, bias, stride, n_places, BLOCK: tl.constexpr
 ):

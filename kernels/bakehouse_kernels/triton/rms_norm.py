@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -22,7 +22,9 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     if n_rows == 0:
         return out_TE
     launch = launch_of("rms_norm", device_class_of(x_TE.device), width=width)
-    _rms_norm[(n_rows,)](
+    start_kernel(
+        _rms_norm,
+        (n_rows,),
         x_TE,
         weight_E,
         out_TE,

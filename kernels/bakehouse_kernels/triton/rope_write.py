@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bakehouse_kernels.layout import KVCache
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 
 
 def rope_and_write(
@@ -26,19 +26,15 @@ def rope_and_write(
     n_blocks, n_kv_heads, block_size, head_dim = key.shape
     n_tokens, width = qkv_TX.shape
     n_heads = width // head_dim - 2 * n_kv_heads
-    assert width == (n_heads + 2 * n_kv_heads) * head_dim, f"width {width} of heads of {head_dim}"
-    assert n_heads > 0, f"width {width} holds no queries beside {n_kv_heads} key heads of {head_dim}"
-    assert head_dim % 2 == 0, f"head dimension {head_dim} has no halves"
-    assert cos_TD.shape == sin_TD.shape == (n_tokens, head_dim), f"cosines {tuple(cos_TD.shape)}"
-    assert slots_T.shape == (n_tokens,), f"slots {tuple(slots_T.shape)} for {n_tokens} tokens"
-    assert qkv_TX.stride(1) == cos_TD.stride(1) == sin_TD.stride(1) == 1, "rows that lie together"
-    assert cos_TD.stride(0) == sin_TD.stride(0), "cosines and sines that lie alike"
+    _check(qkv_TX, cos_TD, sin_TD, slots_T, n_kv_heads, head_dim)
     q_TND = torch.empty((n_tokens, n_heads, head_dim), dtype=qkv_TX.dtype, device=qkv_TX.device)
     if n_tokens == 0:
         return q_TND
     launch = launch_of("rope_write", device_class_of(qkv_TX.device))
     grid = (n_tokens, triton.cdiv(n_heads + 2 * n_kv_heads, launch.tiles["BLOCK_H"]))
-    _rope_write[grid](
+    start_kernel(
+        _rope_write,
+        grid,
         qkv_TX,
         cos_TD,
         sin_TD,
@@ -59,7 +55,22 @@ def rope_and_write(
     return q_TND
 
 
-@triton.jit
+def _check(
+    qkv_TX: Tensor, cos_TD: Tensor, sin_TD: Tensor, slots_T: Tensor, n_kv_heads: int, head_dim: int
+) -> None:
+    """Asserts that the arguments fit each other and the cache."""
+    n_tokens, width = qkv_TX.shape
+    n_heads = width // head_dim - 2 * n_kv_heads
+    assert width == (n_heads + 2 * n_kv_heads) * head_dim, f"width {width} of heads of {head_dim}"
+    assert n_heads > 0, f"width {width} holds no queries beside {n_kv_heads} key heads of {head_dim}"
+    assert head_dim % 2 == 0, f"head dimension {head_dim} has no halves"
+    assert cos_TD.shape == sin_TD.shape == (n_tokens, head_dim), f"cosines {tuple(cos_TD.shape)}"
+    assert slots_T.shape == (n_tokens,), f"slots {tuple(slots_T.shape)} for {n_tokens} tokens"
+    assert qkv_TX.stride(1) == cos_TD.stride(1) == sin_TD.stride(1) == 1, "rows that lie together"
+    assert cos_TD.stride(0) == sin_TD.stride(0), "cosines and sines that lie alike"
+
+
+@triton.jit(do_not_specialize=["slots", "n_slots"])
 def _rope_write(
     qkv,
     cos,

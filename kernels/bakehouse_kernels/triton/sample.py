@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bakehouse_kernels.layout import SURVEY_BLOCK, DrawTensors
-from bakehouse_kernels.triton.launch import device_class_of, launch_of
+from bakehouse_kernels.triton.launch import device_class_of, launch_of, start_kernel
 from bakehouse_kernels.triton.nearest import FURTHEST, amount_within, distances, least_bound, raced
 from bakehouse_kernels.triton.race import times, winner
 
@@ -43,10 +43,11 @@ def draw(logits_RV: Tensor, asks: DrawTensors) -> Tensor:
     near_RG = torch.empty((n_rows, chunk), dtype=torch.int32, device=device)
     sizes = (logits_RV.stride(0), n_vocabulary, n_chunks)
     pads = {"CHUNKS_PAD": triton.next_power_of_2(n_chunks), **launch.options}
-    grid = (n_rows, n_chunks)
-    _maxima[grid](logits_RV, highest_RC, id_RC, *sizes, **launch.options)
-    _weights[grid](logits_RV, highest_RC, asks.temperature_R, weight_RB, *sizes, **pads)
-    _draw[(n_rows,)](
+    start_kernel(_maxima, highest_RC.shape, logits_RV, highest_RC, id_RC, *sizes, **launch.options)
+    start_kernel(_weights, highest_RC.shape, logits_RV, highest_RC, asks.temperature_R, weight_RB, *sizes, **pads)
+    start_kernel(
+        _draw,
+        (n_rows,),
         logits_RV,
         highest_RC,
         id_RC,
@@ -89,7 +90,7 @@ def _highest_of(highest, row, n_chunks, CHUNKS_PAD: tl.constexpr):
     return tl.where(tl.min(is_number.to(tl.int32)) == 0, float("nan"), best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["temperatures"])
 def _weights(
     logits,
     highest,
@@ -114,7 +115,7 @@ def _weights(
         tl.store(weights + row * n_chunks * (BLOCK // _BLOCK) + block, sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["temperatures", "top_ks", "top_ps", "min_ps", "keys"])
 def _draw(
     logits,
     highest,

@@ -9,7 +9,7 @@ Sources: Hydragen, Juravsky et al. 2024 (arXiv 2402.05099); cascade inference, Y
 import triton
 import triton.language as tl
 
-from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, signature
+from bakehouse_kernels.triton.attention_call import AttentionCall
 from bakehouse_kernels.triton.attention_plan import (
     GROUP_FIELDS,
     GROUPS_AT,
@@ -20,6 +20,7 @@ from bakehouse_kernels.triton.attention_plan import (
 )
 from bakehouse_kernels.triton.attention_work import MAX_SHARERS
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
+from bakehouse_kernels.triton.launch import start_kernel
 from bakehouse_kernels.triton.split_decode import Partials, split_options
 
 _N_GROUPS: tl.constexpr = tl.constexpr(N_GROUPS)
@@ -33,7 +34,9 @@ def attend_shared(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
     """The splits that rows have in common; modifies the result of rows of one split, and the partials."""
     options = _options(call, plan.split_tokens)
     n_units = plan.max_groups * options["N_PARTS"] * call.key.shape[1]
-    _attend_shared[(min(n_units, options["PROGRAMS"]),)](
+    start_kernel(
+        _attend_shared,
+        (min(n_units, options["PROGRAMS"]),),
         call.q_TND,
         call.out_TND,
         partials.mean,
@@ -61,12 +64,6 @@ def _options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
         "PART": part,
         "N_PARTS": -(-MAX_SHARERS // part),
     }
-
-
-def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature]:
-    """Of the kernel that attends shared splits."""
-    options = _options(call, split_tokens)
-    return (signature(_attend_shared, _attend_shared.arg_names, options, call.key.dtype),)
 
 
 @triton.jit(do_not_specialize=["max_splits"])

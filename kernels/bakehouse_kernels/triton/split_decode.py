@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bakehouse_kernels.triton.attention_call import AttentionCall, Signature, signature
+from bakehouse_kernels.triton.attention_call import AttentionCall
 from bakehouse_kernels.triton.attention_plan import (
     ITEM_FIELDS,
     ITEMS_AT,
@@ -27,6 +27,7 @@ from bakehouse_kernels.triton.attention_plan import (
     TritonPlan,
 )
 from bakehouse_kernels.triton.key_loop import LOWEST, fold_keys, mean_and_log_total
+from bakehouse_kernels.triton.launch import start_kernel
 
 _N_ITEMS: tl.constexpr = tl.constexpr(N_ITEMS)
 _ITEMS_AT: tl.constexpr = tl.constexpr(ITEMS_AT)
@@ -58,7 +59,9 @@ def attend_splits(call: AttentionCall, plan: TritonPlan, partials: Partials) -> 
     """The splits that a row has for itself; modifies the result of rows of one split, and the partials."""
     options = split_options(call, plan.split_tokens)
     n_units = plan.n_members * plan.max_splits * call.key.shape[1]
-    _attend_splits[(min(n_units, options["PROGRAMS"]),)](
+    start_kernel(
+        _attend_splits,
+        (min(n_units, options["PROGRAMS"]),),
         call.q_TND,
         call.out_TND,
         partials.mean,
@@ -81,7 +84,9 @@ def split_options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
 
 def combine_splits(call: AttentionCall, plan: TritonPlan, partials: Partials) -> None:
     """The rows of several splits, from their partials; modifies the result."""
-    _combine_splits[plan.n_members, call.q_TND.shape[1]](
+    start_kernel(
+        _combine_splits,
+        (plan.n_members, call.q_TND.shape[1]),
         call.out_TND,
         partials.mean,
         partials.log_total,
@@ -101,16 +106,6 @@ def _combine_options(call: AttentionCall, split_tokens: int) -> dict[str, int]:
         **call.launch("combine_splits").options,
         "SPLIT": split_tokens,
     }
-
-
-def signatures(call: AttentionCall, split_tokens: int) -> tuple[Signature, Signature]:
-    """Of the kernels that attend splits and that combine them."""
-    dtype = call.key.dtype
-    attend, combine = split_options(call, split_tokens), _combine_options(call, split_tokens)
-    return (
-        signature(_attend_splits, _attend_splits.arg_names, attend, dtype),
-        signature(_combine_splits, _combine_splits.arg_names, combine, dtype),
-    )
 
 
 @triton.jit(do_not_specialize=["max_splits"])

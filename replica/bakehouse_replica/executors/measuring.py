@@ -8,6 +8,7 @@ that do each of them to the utmost are rehearsed, so that no request can ask for
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
@@ -15,7 +16,7 @@ import torch
 
 from bakehouse_replica.core.capacity import blocks_for
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Chunk, Sample, Score, StepPlan
+from bakehouse_replica.core.types import BlockCopy, Chunk, Sample, Score, StepPlan
 from bakehouse_replica.executors.device_model import DeviceModel
 from bakehouse_replica.model.device_runner import DeviceRunner
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS, DeviceMemory, graph_bytes_of
@@ -140,6 +141,16 @@ def one_decode(model: DeviceModel) -> StepPlan:
     n_blocks = blocks_for(2, model.block_size)
     chunk = Chunk(sequence_id=0, token_ids=(0,), start=1, block_ids=tuple(range(n_blocks)), sample=sample)
     return StepPlan(step=0, copies=(), chunks=(chunk,))
+
+
+def unrecorded(model: DeviceModel, null_block: int) -> StepPlan:
+    """A decode step with what no recording holds: a copy of a block, and logits that the host surveys."""
+    plan = one_decode(model)
+    (chunk,) = plan.chunks
+    assert chunk.sample is not None
+    sample = replace(chunk.sample, params=replace(chunk.sample.params, logprobs=1))
+    copies = (BlockCopy(source=0, target=null_block),)
+    return replace(plan, copies=copies, chunks=(replace(chunk, sample=sample),))
 
 
 def _largest(

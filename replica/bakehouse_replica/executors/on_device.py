@@ -14,10 +14,10 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import BlockCopy, Capacity, StepPlan
+from bakehouse_replica.core.types import Capacity, StepPlan
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.device_model import DeviceModel, device_model
-from bakehouse_replica.executors.measuring import CudaMeter, largest_steps, measure, one_decode
+from bakehouse_replica.executors.measuring import CudaMeter, largest_steps, measure, one_decode, unrecorded
 from bakehouse_replica.executors.start_log import loaded_line
 from bakehouse_replica.executors.step_sizes import step_sizes
 from bakehouse_replica.model.batch import FlatChunks
@@ -160,7 +160,7 @@ def build_device_executor(
     `max_flights`: see `Capacity`; at most 2. `on_recorded`: see `GraphedSteps.record`.
     """
     runner = model.runner(n_blocks, constraints)
-    for plan in (*largest_steps(model, n_blocks), one_decode(model)):
+    for plan in (*largest_steps(model, n_blocks), one_decode(model), unrecorded(model, n_blocks)):
         runner.rehearse(plan)
     runner.graphs.record(on_recorded=on_recorded)
     runner.rehearse(one_decode(model))

@@ -6,12 +6,9 @@ TRITON_INTERPRET=0 python -m tests.kernels.triton.compiled_layouts
 import json
 import re
 
-import triton
-from bakehouse_kernels.triton.attention_call import Signature
-from bakehouse_kernels.triton.cases import signatures_of
+from bakehouse_kernels.triton.ahead import Specialised, compiled
+from bakehouse_kernels.triton.cases import launches_of_case
 from bakehouse_kernels.triton.launch import DeviceClass
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 CASES: tuple[tuple[DeviceClass, str], ...] = (
     ("sm80", "attention 32/8x128 bf16"),
@@ -21,26 +18,19 @@ CASES: tuple[tuple[DeviceClass, str], ...] = (
 )
 
 
-def layouts(signature: Signature, device_class: DeviceClass) -> list[str]:
+def layouts(one: Specialised, device_class: DeviceClass) -> list[str]:
     """Those of the products that are as wide as a split's tile of keys."""
-    order = signature.arguments
-    source = ASTSource(
-        signature.kernel,
-        {name: signature.types.get(name, "constexpr") for name in order},
-        {name: value for name, value in signature.options.items() if not name.startswith("num_")},
-        {(order.index(name),): [["tt.divisibility", 16]] for name in sorted(signature.divisible)},
-    )
-    options = {name: signature.options[name] for name in ("num_warps", "num_stages")}
-    compiled = triton.compile(source, target=GPUTarget("cuda", int(device_class[2:]), 32), options=options)
-    text = compiled.asm["ttgir"]
+    width = one.constants[(one.kernel.arg_names.index("BLOCK_N"),)]
+    text = compiled(one, device_class).asm["ttgir"]
     layout_of = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
-    product = rf"dot .*-> tensor<\d+x{signature.options['BLOCK_N']}xf32, (#\w+)>"
+    product = rf"dot .*-> tensor<\d+x{width}xf32, (#\w+)>"
     return sorted({layout_of[name] for name in re.findall(product, text)})
 
 
 if __name__ == "__main__":
     found = {}
     for device_class, name in CASES:
-        ragged, alone, _, shared = signatures_of(name, device_class)
-        found[f"{device_class} {name}"] = [layouts(kernel, device_class) for kernel in (alone, shared, ragged)]
+        # In their order: Triton's cache knows a kernel by a hash that depends on those that came before it.
+        ragged, alone, shared = (layouts(one, device_class) for one in launches_of_case(name, device_class)[:3])
+        found[f"{device_class} {name}"] = (alone, shared, ragged)
     print(json.dumps(found))

@@ -97,13 +97,14 @@ def test_a_row_has_the_same_bits_whoever_it_shares_with(generator: torch.Generat
         assert fewer.attend().equal(result[keep]), f"rows {keep}"
 
 
-@pytest.mark.timeout(900)  # twelve compilations
+@pytest.mark.timeout(900)  # twelve compilations, unless those of the tables came before
 def test_compiled_kernels_all_sum_a_split_alike(compiled_environment: Mapping[str, str]) -> None:
     # Which numbers a thread adds up follows from the layout of the products; that of wgmma, which takes 64 rows,
     # is another.
     program = [sys.executable, "-m", "tests.kernels.triton.compiled_layouts"]
-    environment = {**compiled_environment, "PYTHONPATH": ":".join(sys.path)}
-    answer = subprocess.run(program, env=environment, check=True, capture_output=True, text=True, timeout=800)
+    answer = subprocess.run(
+        program, env=compiled_environment, check=True, capture_output=True, text=True, timeout=800
+    )
     layouts = json.loads(answer.stdout)
     assert len(layouts) == 4
     for case, (alone, shared, ragged) in layouts.items():

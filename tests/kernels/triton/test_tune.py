@@ -85,6 +85,10 @@ def test_a_table_is_tuned_entry_by_entry_under_the_launch_that_is_timed(monkeypa
     assert [line.split(":")[0] for line in lines] == ["rms_norm (width <= 8)", "rms_norm", "copy_blocks"]
 
 
+def test_every_kernel_of_the_tables_is_tuned() -> None:
+    assert all(TUNED.keys() == table_of(device_class).keys() for device_class in DEVICE_CLASSES)
+
+
 @pytest.mark.parametrize("op", TUNED)
 def test_what_is_tuned_stands_in_every_table_with_the_options_that_are_tried(op: str) -> None:
     for device_class in DEVICE_CLASSES:
