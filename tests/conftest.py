@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -31,6 +32,12 @@ class Scheduling(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays to the end: with all of it, each full collection took 0.6 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
