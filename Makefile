@@ -4,9 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := cluster router replica kernels tests
+RAY_TESTS := tests/e2e tests/replica/test_actor.py
 export PYTHONPATH := cluster:replica:kernels:router
 # Idle OpenMP threads that spin make tests that share two cores several times slower.
 export OMP_WAIT_POLICY := passive
+# Of three versions the outermost: what only the middle one lacks has not been seen. `make test-all` checks all.
+PYTHONS := 3.11 3.13
+MYPY := $(BIN)/mypy cluster/bakehouse cluster/bakehouse_cluster router/bakehouse_router replica/bakehouse_replica \
+  kernels/bakehouse_kernels tests
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-all check format clean
@@ -27,20 +32,29 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)  ## Serve the default model; pass options as ARGS='--port 9000'
 	@exec $(BIN)/bakehouse serve $(ARGS)
 
+# mypy keeps a cache for each version of Python, so both run at once.
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	for python in 3.11 3.12 3.13; do \
-	  $(BIN)/mypy --python-version $$python cluster/bakehouse cluster/bakehouse_cluster \
-	    router/bakehouse_router replica/bakehouse_replica kernels/bakehouse_kernels tests || exit 1; \
-	done
+	printf '%s\n' $(PYTHONS) | xargs -P 2 -I VERSION $(MYPY) --python-version VERSION
 	$(BIN)/lint-imports
 
-test: check  ## Format, lint, types, layers and all tests but `slow` and `gpu`
-	$(BIN)/pytest -m 'not slow and not gpu'
+# What starts Ray is tested in one process, because it wants all cores; all else, in several, whose torch has one
+# thread each: threads that wait for each other on cores that others use, too, are slower than one.
+# The second part runs whatever the first has found.
+define pytest
+	@status=0; \
+	  OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 $(addprefix --ignore=,$(RAY_TESTS)) -m $(1) || status=1; \
+	  $(BIN)/pytest $(RAY_TESTS) -m $(1) || status=1; \
+	  exit $$status
+endef
 
-test-all: check  ## As `test`, with the slow tests
-	$(BIN)/pytest -m 'not gpu'
+test: check  ## Format, lint, types, layers and all tests but `slow` and `gpu`
+	$(call pytest,'not slow and not gpu')
+
+test-all: PYTHONS := 3.11 3.12 3.13
+test-all: check  ## As `test`, with the slow tests and all versions of Python
+	$(call pytest,'not gpu')
 
 format: $(STAMP)  ## Format the code and mend what can be mended
 	$(BIN)/ruff format $(SOURCES)

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -23,18 +25,32 @@ SCRIPT = {
 BODY = {"model": "scripted", "prompt": "hi", "temperature": 0, "stream": True}
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What names the scripted model on the command line."""
-    script = tmp_path / "bread.json"
+    script = tmp_path_factory.mktemp("script") / "bread.json"
     script.write_text(json.dumps(SCRIPT))
     return [f"scripted:{script}", "--served-model-name", "scripted"]
 
 
-def with_two_gateways(tmp_path: Path) -> list[str]:
-    path = tmp_path / "gateways.yaml"
+@contextmanager
+def behind(way: list[str], folder: Path, model: list[str]) -> Iterator[Server]:
+    """A server with two gateways that both serve."""
+    path = folder / "gateways.yaml"
     path.write_text("server: {gateways: 2}\n")
-    return ["--config", str(path)]
+    with running(folder / "log", *model, "--config", str(path), "--ingress", *way) as server:
+        # `running` has heard from one of them; a new connection may reach the other.
+        wait_until(
+            lambda: all(httpx.get(f"{server.url}/ready").is_success for _ in range(8)), 30, "both gateways serve"
+        )
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory, model: list[str]) -> Iterator[Server]:
+    way = ["proxy", "--grpc-port", str(free_port())]
+    with behind(way, tmp_path_factory.mktemp("proxy"), model) as server:
+        yield server
 
 
 def n_running(server: Server) -> int:
@@ -42,43 +58,43 @@ def n_running(server: Server) -> int:
     return sum(int(replica["load"]["n_running"]) for replica in replicas)
 
 
-@pytest.mark.parametrize("way", [["proxy"], ["haproxy", "--allow-unauthenticated"]], ids=lambda way: way[0])
-def test_a_proxy_before_two_gateways_streams_cancels_and_drains(
-    tmp_path: Path, model: list[str], way: list[str]
-) -> None:
-    with running(tmp_path / "log", *model, *with_two_gateways(tmp_path), "--ingress", *way) as server:
-        processes = server.tree()
-        gateways = [process for process in processes if any("Gateway" in part for part in process.cmdline())]
-        assert len(gateways) == 2
-        # `running` has heard from one of them; a new connection may reach the other.
-        wait_until(
-            lambda: all(httpx.get(f"{server.url}/ready").is_success for _ in range(8)), 30, "both gateways serve"
-        )
-        hidden = {"x-request-timeout-seconds": "0.001", "x-request-id": "loaf-1"}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, headers=hidden, timeout=60) as answer:
-            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-        assert answer.headers.get_list("x-request-id") == ["loaf-1"]
-        texts = [choice["text"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
-        assert ("".join(texts), lines[-1]) == ("bread" * N_TOKENS, "[DONE]")
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"n": 4}, timeout=60) as answer:
-            next(answer.iter_lines())
-        wait_until(lambda: n_running(server) == 0, 10, "the request of a client that went is cancelled")
-        os.killpg(server.process.pid, signal.SIGINT)
-        assert server.process.wait(STOP_TIMEOUT_S) == 0
-        assert gone(processes)
-        assert "Traceback" not in server.log.read_text()
-
-
-def test_serves_proxy_listens_on_loopback_only(tmp_path: Path, model: list[str]) -> None:
-    options = ["--ingress", "proxy", "--grpc-port", str(free_port())]
-    with running(tmp_path / "log", *model, *options) as server:
-        listening = {
-            connection.laddr.ip.removeprefix("::ffff:")
-            for process in server.tree()
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
+def test_serves_proxy_listens_on_loopback_only(proxied: Server) -> None:
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in proxied.tree()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
     assert listening == {"127.0.0.1"}
+
+
+def test_serves_proxy_before_two_gateways_streams_cancels_and_drains(proxied: Server) -> None:
+    """The last test of this server."""
+    assert_streams_cancels_and_drains(proxied)
+
+
+def test_haproxy_before_two_gateways_streams_cancels_and_drains(tmp_path: Path, model: list[str]) -> None:
+    with behind(["haproxy", "--allow-unauthenticated"], tmp_path, model) as server:
+        assert_streams_cancels_and_drains(server)
+
+
+def assert_streams_cancels_and_drains(server: Server) -> None:
+    processes = server.tree()
+    gateways = [process for process in processes if any("Gateway" in part for part in process.cmdline())]
+    assert len(gateways) == 2
+    hidden = {"x-request-timeout-seconds": "0.001", "x-request-id": "loaf-1"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, headers=hidden, timeout=60) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert answer.headers.get_list("x-request-id") == ["loaf-1"]
+    texts = [choice["text"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    assert ("".join(texts), lines[-1]) == ("bread" * N_TOKENS, "[DONE]")
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"n": 4}, timeout=60) as answer:
+        next(answer.iter_lines())
+    wait_until(lambda: n_running(server) == 0, 10, "the request of a client that went is cancelled")
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.process.wait(STOP_TIMEOUT_S) == 0
+    assert gone(processes)
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.slow

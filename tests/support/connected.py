@@ -1,6 +1,6 @@
 """A program inside a Ray cluster: uses `bakehouse.connect` in every way and prints what it saw, as JSON.
 
-Its environment says which Ray; the model is that of `tests/e2e/test_connect.py`.
+Its environment says which Ray; the model is that of `tests/e2e/ways_in/conftest.py`.
 """
 
 import asyncio

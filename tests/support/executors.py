@@ -167,6 +167,8 @@ def make_scripted_ahead(capacity: Capacity) -> Executor:
     return make_scripted(capacity, tokens_per_step=2)
 
 
+OF_RANKS = (make_tensor_parallel, make_tensor_parallel_on_device)
+
 # One entry for each executor there is: a function of a capacity that returns a fresh one. Steps overlap where one
 # token is drawn at a time.
 OVERLAPPING = [

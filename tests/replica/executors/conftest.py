@@ -5,14 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 from bakehouse_replica.core.executor import Executor
-from executors import CAPACITY, EXECUTORS, MakeExecutor, closing_all
+from executors import CAPACITY, EXECUTORS, OF_RANKS, MakeExecutor, closing_all
 
 
 @pytest.fixture(params=EXECUTORS)
 def make_executor(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
     with closing_all(request.param) as factory:
         yield factory
-    gc.collect()  # connections of ranks are parts of cycles, and there are many tests
+    if request.param in OF_RANKS:
+        gc.collect()  # connections of ranks are parts of cycles, and there are many tests; takes half a second
 
 
 @pytest.fixture

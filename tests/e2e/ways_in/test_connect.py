@@ -25,28 +25,11 @@ from servers import STOP_TIMEOUT_S, Server, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-# A stream that nobody cancels takes 20 s: far longer than the test here waits for blocks to be free.
-SCRIPT = {
-    "pieces": ["a", "b", "c", "Hello", " world"],
-    "replies": [{"when": "greet", "pieces": ["Hello", " world"]}],
-    "default": {"pieces": ["a", "b", "c"]},
-    "step_ms": 5,
-    "max_model_len": 4096,
-}
 FREE_TIMEOUT_S = 5.0
 REFUSAL_TIMEOUT_S = 5.0  # of an address that says at once that it is wrong
 UNREACHED_TIMEOUT_S = 20.0
 
 Seen = dict[str, object]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("connect")
-    path = folder / "script.json"
-    path.write_text(json.dumps(SCRIPT))
-    with running(folder / "log", f"scripted:{path}", "--served-model-name", "scripted") as ready:
-        yield ready
 
 
 def told(server: Server, pattern: str) -> str:
@@ -220,10 +203,8 @@ def test_a_ray_of_other_machines_is_refused_at_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["raylet", "gcs_server"])
-def test_a_server_whose_ray_dies_says_so_and_ends(tmp_path: Path, program: str) -> None:
-    path = tmp_path / "script.json"
-    path.write_text(json.dumps(SCRIPT))
-    with running(tmp_path / "log", f"scripted:{path}") as dying:
+def test_a_server_whose_ray_dies_says_so_and_ends(tmp_path: Path, model: str, program: str) -> None:
+    with running(tmp_path / "log", model) as dying:
         processes = dying.tree()
         (vital,) = [
             process for process in psutil.Process(dying.process.pid).children() if process.name() == program

@@ -1,11 +1,7 @@
 """gRPC through Ray Serve's ingress, and what Serve does to HTTP before our application sees it."""
 
 import asyncio
-import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -15,56 +11,15 @@ import psutil
 import pytest
 from bakehouse_router.proto import inference_pb2 as pb
 from bakehouse_router.proto.inference_pb2_grpc import InferenceStub
+from faces import MODEL, Faces, served
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from servers import STOP_TIMEOUT_S, Server, free_port, running, wait_until
+from servers import STOP_TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-MODEL = "scripted"
-# A stream that nobody cancels takes 20 s: far longer than any test here waits for blocks to be free.
-SCRIPT = {
-    "pieces": ["a", "b", "c", "Hello", " world"],
-    "replies": [{"when": "greet", "pieces": ["Hello", " world"]}],
-    "default": {"pieces": ["a", "b", "c"]},
-    "step_ms": 5,
-    "max_model_len": 4096,
-}
 FREE_TIMEOUT_S = 5.0
 AUTHORITY = ("application", "bakehouse")  # which application is meant, where a proxy serves several
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faces:
-    """A server and where its faces are."""
-
-    url: str
-    grpc_address: str
-    server: Server | None = None
-
-    def n_held_blocks(self) -> int:
-        replicas = httpx.get(f"{self.url}/health").json()["replicas"]
-        return sum(int(replica["load"]["n_held_blocks"]) for replica in replicas)
-
-
-def write_script(folder: Path) -> str:
-    path = folder / "script.json"
-    path.write_text(json.dumps(SCRIPT))
-    return f"scripted:{path}"
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[Faces]:
-    port = free_port()
-    options = ("--served-model-name", MODEL, "--grpc-port", str(port))
-    with running(folder / "log", write_script(folder), *options) as server:
-        yield Faces(url=server.url, grpc_address=f"127.0.0.1:{port}", server=server)
-
-
-@pytest.fixture(scope="module")
-def faces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faces]:
-    with served(tmp_path_factory.mktemp("grpc")) as ready:
-        yield ready
 
 
 def asked(**fields: object) -> pb.GenerateRequest:
@@ -186,17 +141,17 @@ async def test_200_cancelled_streams_leave_no_block_held(faces: Faces) -> None:
 
 
 @pytest.mark.slow
-async def test_200_cancelled_streams_behind_serves_proxy_leave_no_block_held(tmp_path: Path) -> None:
+async def test_200_cancelled_streams_behind_serves_proxy_leave_no_block_held(model: str) -> None:
     """Serve's Python proxy loses cancels: of these 200 eleven, with the services that protoc generates."""
-    with proxied_cluster.running(write_script(tmp_path), MODEL) as (url, grpc_address):
+    with proxied_cluster.running(model, MODEL) as (url, grpc_address):
         await cancel_many(grpc_address, n_calls=200, n_at_once=20)
         faces = Faces(url=url, grpc_address=grpc_address)
         wait_until(lambda: faces.n_held_blocks() == 0, FREE_TIMEOUT_S, "blocks free after 200 cancels")
 
 
 @pytest.mark.slow
-def test_a_watch_of_the_health_does_not_delay_the_end(tmp_path: Path) -> None:
-    with served(tmp_path) as faces, grpc.insecure_channel(faces.grpc_address) as channel:
+def test_a_watch_of_the_health_does_not_delay_the_end(tmp_path: Path, model: str) -> None:
+    with served(tmp_path, model) as faces, grpc.insecure_channel(faces.grpc_address) as channel:
         assert faces.server is not None
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",

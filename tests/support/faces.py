@@ -1,0 +1,32 @@
+"""A server with its faces for HTTP and gRPC."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from servers import Server, free_port, running
+
+MODEL = "scripted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faces:
+    """A server and where its faces are."""
+
+    url: str
+    grpc_address: str
+    server: Server | None = None
+
+    def n_held_blocks(self) -> int:
+        replicas = httpx.get(f"{self.url}/health").json()["replicas"]
+        return sum(int(replica["load"]["n_held_blocks"]) for replica in replicas)
+
+
+@contextmanager
+def served(folder: Path, model: str) -> Iterator[Faces]:
+    port = free_port()
+    options = ("--served-model-name", MODEL, "--grpc-port", str(port))
+    with running(folder / "log", model, *options) as server:
+        yield Faces(url=server.url, grpc_address=f"127.0.0.1:{port}", server=server)
