@@ -14,7 +14,7 @@ from bakehouse_kernels.dispatch import default_block_size, select_ops
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Pending
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.types import Capacity, StepPlan
+from bakehouse_replica.core.types import BlockCopy, Capacity, StepPlan
 from bakehouse_replica.executors.device_choice import device_of, dtype_of, kv_dtype_of
 from bakehouse_replica.executors.device_model import DeviceModel, device_model
 from bakehouse_replica.executors.measuring import CudaMeter, largest_steps, measure, one_decode, unrecorded
