@@ -133,13 +133,19 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* Only pods that gateways may run in see the keys. */}}
+{{- define "bakehouse.hasKeys" -}}
+{{- $pools := dig "gateway" "pools" list .root.Values.config -}}
+{{- if and .root.Values.auth.keysSecret.name (or (not $pools) (has .group.name $pools)) }}true{{ end -}}
+{{- end }}
+
 {{/* Secrets are mounted as folders, never by subPath, so that a changed Secret arrives without a restart. */}}
 {{- define "bakehouse.mounts" -}}
 {{- $ := .root -}}
 - {name: shm, mountPath: /dev/shm}
 {{- if not .isHead }}
 - {name: cache, mountPath: /cache}
-{{- if $.Values.auth.keysSecret.name }}
+{{- if include "bakehouse.hasKeys" . }}
 - {name: keys, mountPath: /etc/bakehouse/keys, readOnly: true}
 {{- end }}
 {{- if $.Values.auth.hfTokenSecret.name }}
@@ -154,8 +160,8 @@ capabilities: {drop: [ALL]}
   emptyDir: {medium: Memory, sizeLimit: {{ .group.shm | default "1Gi" }}}
 {{- if not .isHead }}
 {{ include "bakehouse.cacheVolume" $ }}
+{{- if include "bakehouse.hasKeys" . }}
 {{- with $.Values.auth.keysSecret }}
-{{- if .name }}
 - name: keys
   secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: {{ .key }}}]}
 {{- end }}
@@ -169,7 +175,7 @@ capabilities: {drop: [ALL]}
 {{- if eq .Values.cache.type "emptyDir" }}
   emptyDir: {sizeLimit: {{ .Values.cache.size }}}
 {{- else if eq .Values.cache.type "hostPath" }}
-  hostPath: {path: {{ .Values.cache.hostPath | quote }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ .Values.cache.hostPath | quote }}, type: Directory} # made by hand, writable for user 1000
 {{- else }}
   persistentVolumeClaim: {claimName: {{ include "bakehouse.cacheClaim" . }}}
 {{- end }}
