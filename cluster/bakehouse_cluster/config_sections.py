@@ -95,7 +95,10 @@ class ReplicaSection(Section):
     rank_timeout_s: Seconds = 60.0
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        BeforeValidator(_switch, json_schema_input_type=Literal["auto", "on", "off", True, False]),
+    ] = "auto"
     pools: tuple[PoolName, ...] = ()
     autoscale: AutoscaleSection | None = None
 

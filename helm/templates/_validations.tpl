@@ -75,6 +75,9 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- if and .gpus (eq $device "auto") -}}
 {{- fail (printf "config.model.device: auto is decided before the GPUs of pools[%d] (%s) have joined the cluster; say cuda, or cpu" $i .name) -}}
 {{- end -}}
+{{- if and .gpus $named (eq $device "cpu") -}}
+{{- fail (printf "config.model.device: cpu, but replicas run in pools[%d] (%s), which has GPUs" $i .name) -}}
+{{- end -}}
 {{- $room := mul (.gpus | default 0) (ternary 1 (mul (.numOfHosts | default 1) .maxReplicas) $isPacked) | int -}}
 {{- $mostRanks = max $mostRanks $room | int -}}
 {{- $isCertain := or $named (eq (len $.Values.pools) 1) -}}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install, upgrade, roll back and uninstall a chart with the real helm against fakekube.
 
-    chart-lifecycle.py helm -f helm/ci/full-values.yaml --refuse upgrade.type=Rolling
+    chart_lifecycle.py helm -f helm/ci/full-values.yaml --refuse upgrade.type=Rolling
 
 Steps, each of which must hold:
   1 helm install succeeds
@@ -13,7 +13,7 @@ Steps, each of which must hold:
   5 helm rollback to revision 1 succeeds and leaves the RayService's spec as installed
   6 helm uninstall leaves only objects annotated helm.sh/resource-policy: keep
 
-helm and kubectl are taken from --bin, else .tools/bin, else PATH (see get-helm). The chart is copied
+helm and kubectl are taken from --bin, else .tools/bin, else PATH (see get_helm.py). The chart is copied
 to a temporary folder first. Exit status: 0 all hold, 1 one does not, 2 it could not run.
 """
 
@@ -27,9 +27,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True  # this folder may be read-only
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import fakekube  # noqa: E402
+import fakekube
 
 
 def main():
@@ -55,7 +53,7 @@ def main():
         str(p) for p in [meta, *map(pathlib.Path, a.values)] if not p.is_file()
     ]
     if lacking:
-        print(f"chart-lifecycle: not found: {', '.join(lacking)}", file=sys.stderr)
+        print(f"chart_lifecycle: not found: {', '.join(lacking)}", file=sys.stderr)
         return 2
     failed = []
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prove that chartcheck guards this chart: break its rendered manifest in many ways, each must be refused.
 
-    helm template demo helm -n llm -f helm/ci/full-values.yaml | chart-mutants.py -
+    helm template demo helm -n llm -f helm/ci/full-values.yaml | chart_mutants.py -
 
 Give it the manifest with the most things switched on (Ingress, PodMonitor, dashboard, ...). A mutation
 that the manifest has no place for is skipped and named. Exit status: 0 all refused, 1 one was let
@@ -14,10 +14,8 @@ import json
 import pathlib
 import sys
 
-sys.dont_write_bytecode = True  # this folder may be read-only
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import chartcheck  # noqa: E402
-import yaml  # noqa: E402
+import chartcheck
+import yaml
 
 
 def one(d, kind):
@@ -221,7 +219,7 @@ def main():
             missed += [] if errs else [name]
             caught += bool(errs)
     except (chartcheck.CannotRun, OSError) as e:
-        print(f"chart-mutants: {e}", file=sys.stderr)
+        print(f"chart_mutants: {e}", file=sys.stderr)
         return 2
     for name in skipped:
         print(f"skipped {name}: nothing to break in this manifest")

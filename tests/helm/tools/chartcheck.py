@@ -39,7 +39,7 @@ try:
     import kubernetes_validate
     import yaml
 except ImportError as e:
-    MISSING = f"the Python module {e.name!r} is missing; pip install -r requirements.txt (beside this script)"
+    MISSING = f"the Python module {e.name!r} is missing; pip install it (kubernetes-validate, common-expression-language, jsonschema, PyYAML)"
     if __name__ != "__main__":
         raise ImportError(MISSING) from e
     if {"-h", "--help"} & set(sys.argv):
@@ -876,8 +876,8 @@ def check_object(o, crds=CRDS, kube=KUBE):
             errs.append(
                 f"no schema for {key[0]} {key[1]} (not in Kubernetes {kube}, and no CRD in {pathlib.Path(crds).name}/)"
             )
-        except kubernetes_validate.VersionNotSupportedError:
-            raise CannotRun(f"kubernetes-validate has no schemas for Kubernetes {kube}")
+        except kubernetes_validate.VersionNotSupportedError as e:
+            raise CannotRun(f"kubernetes-validate has no schemas for Kubernetes {kube}") from e
     if o["kind"] != "ConfigMap":
         errs += enums(o.get("spec") or {}, "spec")
     if not errs:  # these need a well-formed object
@@ -919,7 +919,10 @@ def main(argv=None):
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("files", nargs="+", metavar="FILE", help="rendered manifest; - is standard input")
     ap.add_argument(
-        "--crds", default=str(CRDS), metavar="DIR", help="folder of CRDs (default: crds/ beside this script)"
+        "--crds",
+        default=str(CRDS),
+        metavar="DIR",
+        help="folder of CRDs (default: $BAKEHOUSE_CRDS, else crds/ beside this script)",
     )
     ap.add_argument(
         "--kube", default=KUBE, metavar="X.Y", help=f"Kubernetes version of the core schemas (default {KUBE})"

@@ -37,10 +37,8 @@ import time
 import urllib.parse
 import uuid
 
-sys.dont_write_bytecode = True  # this folder may be read-only
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import chartcheck  # noqa: E402
-import yaml  # noqa: E402
+import chartcheck
+import yaml
 
 CORE = {  # groupVersion: [(plural, kind, namespaced)]
     "v1": [
@@ -496,7 +494,7 @@ def main():
         "--crds",
         default=str(chartcheck.CRDS),
         metavar="DIR",
-        help="folder of CRDs (default: crds/ beside this script)",
+        help="folder of CRDs (default: $BAKEHOUSE_CRDS, else crds/ beside this script)",
     )
     ap.add_argument(
         "--kube",
@@ -518,7 +516,7 @@ def main():
     a = ap.parse_args()
     command = a.command[1:] if a.command[:1] == ["--"] else a.command
     try:
-        log = sys.stderr if a.log == "-" else open(a.log, "w") if a.log else None
+        log = sys.stderr if a.log == "-" else open(a.log, "w") if a.log else None  # noqa: SIM115  # until the process ends
         kube = FakeKube(a.crds, a.port, a.namespace or ("default", "llm"), a.kube, log)
     except (OSError, chartcheck.CannotRun) as e:
         print(f"fakekube: {e}", file=sys.stderr)

