@@ -21,7 +21,7 @@ Gateway API v1.6.1, config/crd/standard/: gateways, httproutes, grpcroutes"""
 def _helm(version: str) -> Helm:
     """From the user's cache folder; the first time it is downloaded, 38 MB, by checksum."""
     folder = default_cache_root() / f"helm-{version}"
-    command = [sys.executable, HERE / "tools" / "get_helm.py", "--helm", version, folder]
+    command = [sys.executable, str(HERE / "tools" / "get_helm.py"), "--helm", version, str(folder)]
     subprocess.run(command, check=True, timeout=240)
     return Helm(folder)
 

@@ -40,7 +40,7 @@ def test_api_server_and_operator_would_take_it(helm: Helm, example: str, kuberne
 def test_the_check_refuses_whatever_is_broken_in_the_fullest_manifest(helm: Helm, tmp_path: Path) -> None:
     manifest = tmp_path / "full.yaml"
     manifest.write_text(helm.template("full"))
-    command = [sys.executable, HERE / "tools" / "chart_mutants.py", manifest, "--least", "49"]
+    command = [sys.executable, str(HERE / "tools" / "chart_mutants.py"), str(manifest), "--least", "49"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "49 of 49 mutations refused" in done.stdout

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from bakehouse_cluster.config import ConfigError
 from bakehouse_cluster.serve_config import serve_config
+from bakehouse_replica.core.errors import ConfigError
 from charts import CHART, Helm, values
 from refused_values import CONTRADICTIONS, WRONG_VALUES, Refused
 

@@ -28,7 +28,7 @@ class Helm:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`helm ARGUMENTS`, whatever its exit status."""
         if arguments not in self.rendered:
-            command = [self.folder / "helm", *arguments]
+            command = [str(self.folder / "helm"), *arguments]
             self.rendered[arguments] = subprocess.run(command, capture_output=True, text=True, timeout=120)
         return self.rendered[arguments]
 

@@ -910,7 +910,7 @@ def check(objs, crds=CRDS, kube=KUBE, prom=True):
     return errs
 
 
-def check_text(text, crds=CRDS, kube=KUBE, prom=True):
+def check_text(text: str, crds: pathlib.Path = CRDS, kube: str = KUBE, prom: bool = True) -> list[str]:
     objs, errs = parse(text)
     return errs or check(objs, crds, kube, prom)
 

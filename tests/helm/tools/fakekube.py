@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 import urllib.parse
 import uuid
 
@@ -170,8 +171,13 @@ class Refused(Exception):
 
 class FakeKube:
     def __init__(
-        self, crds=chartcheck.CRDS, port=0, namespaces=("default", "llm"), kube=chartcheck.KUBE, log=None
-    ):
+        self,
+        crds: pathlib.Path = chartcheck.CRDS,
+        port: int = 0,
+        namespaces: tuple[str, ...] = ("default", "llm"),
+        kube: str = chartcheck.KUBE,
+        log: typing.TextIO | None = None,
+    ) -> None:
         self.crds, self.kube, self.log = crds, kube, log
         self.kinds = {gv: list(v) for gv, v in CORE.items()}
         for (gv, kind), c in chartcheck.load_crds(crds).items():
@@ -191,13 +197,13 @@ class FakeKube:
 
     # -- life
 
-    def __enter__(self):
+    def __enter__(self) -> typing.Self:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.folder = tempfile.TemporaryDirectory(prefix="fakekube-")
         self.write_kubeconfig(pathlib.Path(self.folder.name, "kubeconfig"))
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.server.shutdown()
         self.server.server_close()
         self.folder.cleanup()
@@ -218,7 +224,7 @@ class FakeKube:
             )
         )
 
-    def env(self):
+    def env(self) -> dict[str, str]:
         """Environment for helm and kubectl: this server, and no file of theirs outside the temporary folder."""
         f = self.folder.name
         return os.environ | {
@@ -229,7 +235,7 @@ class FakeKube:
             "HELM_DATA_HOME": f"{f}/helm",
         }
 
-    def get(self, kind, namespace, name):
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, typing.Any] | None:
         """A copy of one stored object, or None."""
         with self.lock:
             return next(
@@ -241,7 +247,7 @@ class FakeKube:
                 None,
             )
 
-    def names(self):
+    def names(self) -> list[str]:
         """Sorted kind/name of all that is stored, without namespaces."""
         with self.lock:
             return sorted(chartcheck.name_of(o) for o in self.db.values() if o["kind"] != "Namespace")
