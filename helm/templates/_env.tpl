@@ -11,7 +11,6 @@ compares it. Serve reads its flags when it is imported, so that they must be the
 {{- if .Values.haproxy }}
 - {name: RAY_SERVE_ENABLE_HA_PROXY, value: "1"}
 - {name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: "3600"}
-- {name: RAY_SERVE_PORT_QUARANTINE_S, value: "150"}
 {{- else }}
 - {name: RAY_SERVE_ENABLE_DIRECT_INGRESS, value: "0"}
 {{- end }}
