@@ -10,10 +10,11 @@ import yaml
 from charts import CHART, Helm, cluster, values
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+POOLS = '[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]'
 # Values that another kind does not fit: what to set (and what with it), on top of which example.
 CHANGES: dict[str, tuple[str, str]] = {
     "config": ('{"model": {"source": "a/b"}}', "minimal-cpu"),
-    "pools": ('[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]', "minimal-cpu"),
+    "pools": (POOLS, "minimal-cpu"),
     "head.nodeSelector": ('{"a": "b"}', "minimal-cpu"),
     "head.resources.requests.cpu": ("3", "minimal-cpu"),
     "head.resources.requests.memory": ("9Gi", "minimal-cpu"),
