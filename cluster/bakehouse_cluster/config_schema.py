@@ -1,7 +1,7 @@
 """The configuration file's JSON schema, for whoever checks such a file without Python: editors, and `helm lint`.
 
-It refuses what `parse_config` refuses of a single key: unknown ones, wrong types, values out of range. What several
-keys say together only `parse_config` knows.
+It refuses what `parse_config` refuses of a single key: unknown ones, wrong types, values out of range. What
+several keys say together only `parse_config` knows.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,11 @@ _KEPT = frozenset(
         "maxItems", "maximum", "minItems", "minLength", "minimum", "pattern", "properties", "required", "type",
     }
 )  # fmt: skip
+# Where a type of its own has bounds, pydantic writes them by its own names. They say nothing of texts in either.
+_RENAMED = {"gt": "exclusiveMinimum", "ge": "minimum"}
+# pydantic's pattern takes any word for a unit and refuses it afterwards: Kubernetes' own `512Mi`, for one.
+_BYTE_SIZE = r"^\s*(\d*\.?\d+)\s*(\w+)?"
+_SIZE = r"^\d*\.?\d+ ?(([kKmMgGtTpPeE][iI]?)?[bB])?$"
 
 
 def config_schema() -> dict[str, object]:
@@ -35,6 +40,8 @@ def _plain(node: Mapping[str, object], definitions: Mapping[str, Mapping[str, ob
             plain[key] = [_plain(part, definitions) for part in value]
         elif key == "items" and isinstance(value, Mapping):
             plain[key] = _plain(value, definitions)
+        elif key in _RENAMED:
+            plain[_RENAMED[key]] = value
         elif key in _KEPT:
-            plain[key] = value
+            plain[key] = _SIZE if value == _BYTE_SIZE else value
     return plain

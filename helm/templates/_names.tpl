@@ -86,3 +86,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range .Values.pools }}{{ $pods = add $pods (mul .maxReplicas (.numOfHosts | default 1)) }}{{ end -}}
 {{ $pods }}
 {{- end }}
+
+{{/* Worker pods of a new cluster, and their GPUs. */}}
+{{- define "bakehouse.startPods" -}}
+{{- $pods := 0 -}}
+{{- range .Values.pools }}{{ $pods = dig "replicas" .minReplicas . | mul (.numOfHosts | default 1) | add $pods }}{{ end -}}
+{{ $pods }}
+{{- end }}
+{{- define "bakehouse.startGpus" -}}
+{{- $gpus := 0 -}}
+{{- range .Values.pools }}{{ $gpus = dig "replicas" .minReplicas . | mul (.numOfHosts | default 1) (.gpus | default 0) | add $gpus }}{{ end -}}
+{{ $gpus }}
+{{- end }}

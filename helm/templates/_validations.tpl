@@ -145,8 +145,8 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{/* Secrets come by reference only: what stands in values is in Helm's release, the custom resource and Ray's dashboard. */}}
 {{- define "bakehouse.validateSecrets" -}}
 {{- $taken := dict -}}
-{{- range list (dict "root" . "group" dict "isHead" false) -}}
-{{- range include "bakehouse.env" . | fromYamlArray -}}{{- $_ := set $taken .name true -}}{{- end -}}
+{{- range include "bakehouse.env" (dict "root" . "group" dict "isHead" false) | fromYamlArray -}}
+{{- $_ := set $taken .name true -}}
 {{- end -}}
 {{- range $i, $group := prepend .Values.pools .Values.head -}}
 {{- $path := ternary "head" (printf "pools[%d]" (sub $i 1)) (eq $i 0) -}}

@@ -95,6 +95,18 @@ def test_a_pool_is_widened_as_the_notes_say(helm: Helm, kube: FakeKube) -> None:
     assert "jsonpath='{.status.activeServiceStatus.rayClusterName}'" in notes
 
 
+@pytest.mark.parametrize(
+    ("example", "cost"),
+    [
+        ("minimal-cpu", "1 more worker pods with 0 more GPUs until the switch"),
+        ("full", "4 more worker pods with 4 more GPUs until the switch"),
+        ("tensor-parallel-4", "does not arrive (upgrade.type None)"),
+    ],
+)
+def test_the_notes_say_what_an_upgrade_costs(helm: Helm, kube: FakeKube, example: str, cost: str) -> None:
+    assert cost in _run(helm, kube, "helm", "install", "demo", str(CHART), "-f", values_path(example))
+
+
 def test_helm_writes_nothing_into_the_chart(helm: Helm, kube: FakeKube) -> None:
     before = {path: os.stat(path).st_mtime_ns for path in CHART.rglob("*")}
     _run(helm, kube, "helm", "install", "demo", str(CHART))
