@@ -52,8 +52,8 @@ class Roster:
         wanted = sequence.block_hashes[n_hits : self._n_matchable(sequence)]
         return sum(1 for _ in takewhile(coming.__contains__, wanted))
 
-    def start(self, sequence: Sequence, hits: list[int], now: float) -> None:
-        """Runs a waiting sequence from time `now` on, from the registered blocks `hits` on."""
+    def start(self, sequence: Sequence, hits: list[int]) -> None:
+        """Runs a waiting sequence, from the registered blocks `hits` on."""
         assert sequence.status is Status.WAITING, f"sequence {sequence.sequence_id} is {sequence.status.name}"
         self._dequeue(sequence)
         self._pool.share(hits)
@@ -61,7 +61,8 @@ class Roster:
         sequence.n_registered = len(hits)
         sequence.n_applied = sequence.n_computed = len(hits) * self._pool.block_size
         sequence.status = Status.RUNNING
-        sequence.call.admit(min(sequence.n_computed, sequence.n_prompt), now)
+        if sequence.call.cached_tokens is None:
+            sequence.call.cached_tokens = min(sequence.n_computed, sequence.n_prompt)
         insort(self.running, sequence, key=_order)
 
     def grow(self, sequence: Sequence, n_tokens: int) -> list[BlockCopy]:

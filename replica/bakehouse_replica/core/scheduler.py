@@ -344,7 +344,10 @@ class Scheduler:
             n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
             if n_coming >= n_own * COMING_SHARE:
                 continue  # it waits for these blocks; its place is kept
-            self._roster.start(sequence, hits, now)
+            is_first_time = sequence.call.cached_tokens is None
+            self._roster.start(sequence, hits)
+            if is_first_time:
+                sequence.call.admitted_at = now
             n_tokens = budget.grant(sequence)
             coming.update(self._roster.coming(sequence, n_tokens))
             copies += self._roster.grow(sequence, n_tokens)

@@ -63,15 +63,16 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
-    """What the choices of one request share. `cached_tokens` and `queue_s` are None until the first admission.
+    """What the choices of one request share. `cached_tokens` is None until the first admission.
 
+    `arrived_at` and `admitted_at` (for the first time) are moments of the driver's.
     `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
     `n_scored` have come. `scores` are those collected and not delivered.
     """
 
     request: Request
     arrival: int
-    added_at: float
+    arrived_at: float
     deadline: float | None
     n_output_limit: int
     root_hash: bytes
@@ -83,7 +84,7 @@ class Call:
     n_scored: int = 0
     scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
-    queue_s: float | None = None
+    admitted_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
 
     @classmethod
@@ -93,7 +94,7 @@ class Call:
         return cls(
             request=request,
             arrival=arrival,
-            added_at=now,
+            arrived_at=now,
             deadline=None if request.timeout_s is None else now + request.timeout_s,
             n_output_limit=n_output_limit,
             root_hash=root_hash,
@@ -103,12 +104,11 @@ class Call:
             n_to_score=0 if params.prompt_logprobs is None else len(request.prompt_ids) - 1,
         )
 
-    def admit(self, cached_tokens: int, now: float) -> None:
-        """Notes an admission; only the first one counts."""
-        if self.cached_tokens is None:
-            self.cached_tokens = cached_tokens
-            self.queue_s = now - self.added_at
+    def queue_s(self) -> float | None:
+        """How long it waited for its first admission, None before that."""
+        return None if self.admitted_at is None else self.admitted_at - self.arrived_at
 
+    @property
     @property
     def owes_scores(self) -> bool:
         """Whether log-probabilities of the prompt have still to come."""
