@@ -104,11 +104,11 @@ class Call:
             n_to_score=0 if params.prompt_logprobs is None else len(request.prompt_ids) - 1,
         )
 
+    @property
     def queue_s(self) -> float | None:
         """How long it waited for its first admission, None before that."""
         return None if self.admitted_at is None else self.admitted_at - self.arrived_at
 
-    @property
     @property
     def owes_scores(self) -> bool:
         """Whether log-probabilities of the prompt have still to come."""
