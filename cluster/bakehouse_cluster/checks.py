@@ -82,7 +82,7 @@ def _require_free_ports(config: Config) -> None:
 def _require_memory(config: Config) -> None:
     """Refuses at once what no replica could get; the exact check is the replica's, which knows the model."""
     total_bytes = psutil.virtual_memory().total
-    wanted_bytes = (config.replica.kv_memory or 0) * config.server.replicas + config.server.object_store
+    wanted_bytes = (config.replica.kv_memory or 0) * config.max_replicas + config.server.object_store
     if wanted_bytes > total_bytes:
         raise StartupError(
             f"kv_memory and object store want {wanted_bytes / 2**30:,.1f} GiB; this machine's memory is "

@@ -115,7 +115,7 @@ def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages) -> N
 
 
 def _deploy(config: Config, ray: LocalRay, stages: Stages) -> None:
-    with stages.stage(n_of(config.server.replicas, "replica")), compiling_told(stages.note):
+    with stages.stage(n_of(config.n_replicas, "replica")), compiling_told(stages.note):
         from bakehouse_cluster.app import build  # imports Serve, which reads the environment that `start` has set
 
         ray.deploy(build(config))
@@ -155,12 +155,18 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     stages.note(f"  logs       {ray.log_folder}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
-        f"{n_of(server.replicas, 'replica')}; "
+        f"{_replicas(config)}; "
         f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
     )
     if (server.ingress == "haproxy" or not is_loopback(server.host)) and config.gateway.keys is None:
         stages.note("  WARNING    this server can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
+
+
+def _replicas(config: Config) -> str:
+    if config.n_replicas == config.max_replicas:
+        return n_of(config.n_replicas, "replica")
+    return f"{config.n_replicas} to {n_of(config.max_replicas, 'replica')}"
 
 
 def _environment(ray: LocalRay) -> str:

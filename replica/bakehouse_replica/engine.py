@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from bakehouse_replica.commands import Abort, Add, Command, Drain, Fail, Stop
+from bakehouse_replica.commands import Abort, Add, Adopt, Command, Drain, Fail, Stop
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
@@ -78,6 +78,7 @@ class Engine:
         self._scheduler = Scheduler(
             capacity=executor.capacity, policy=policy, model_digest=card.model_digest, hash_key=card.hash_key
         )
+        self._policy = policy
         self._card = card
         self._clock = clock
         self._on_failure = on_failure
@@ -98,6 +99,11 @@ class Engine:
     def card(self) -> ReplicaCard:
         """What this engine serves; constant."""
         return self._card
+
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """By which requests that come from now on are scheduled."""
+        return self._policy
 
     @property
     def failure(self) -> str | None:
@@ -141,6 +147,14 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
         self._commands.put(Abort(request_id))
+
+    def adopt(self, policy: SchedulingPolicy) -> None:
+        """Schedule by another policy, between two steps; nothing that runs or waits is touched, and never waits.
+
+        `max_model_len` must stay.
+        """
+        self._policy = policy
+        self._commands.put(Adopt(policy))
 
     def fail(self, error: BakehouseError) -> None:
         """The executor has broken, perhaps while no step ran: the engine ends as if a step had raised `error`."""
@@ -230,12 +244,14 @@ class Engine:
             self._obey(command)
             is_idle = False
 
-    def _obey(self, command: Add | Abort | Drain | Fail) -> None:
+    def _obey(self, command: Add | Abort | Adopt | Drain | Fail) -> None:
         match command:
             case Add():
                 self._add(command.request, command.recipient)
             case Abort():
                 self._abort(command.request_id, command.recipient)
+            case Adopt():
+                self._scheduler.adopt(command.policy)
             case Drain():
                 self._drains.append(command.is_idle)
             case Fail() if self._failure is None:

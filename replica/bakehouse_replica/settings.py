@@ -5,6 +5,9 @@ from typing import Literal
 
 from bakehouse_replica.core.types import ModelSource
 
+# The limits that a replica takes while it serves; the configuration file and Serve's `user_config` call them so.
+LIVE_LIMITS = ("max_prefill_tokens", "max_waiting_requests")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:

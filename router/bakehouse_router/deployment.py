@@ -1,12 +1,14 @@
 """The gateway as a Serve deployment: answers HTTP, gRPC and handle calls, over a handle of the replicas."""
 
 import asyncio
+import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.logs import write_to_serve_log
 from fastapi import FastAPI
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -36,6 +38,8 @@ if TYPE_CHECKING:  # these load transformers and torch, 3.5 s that a process whi
     from bakehouse_router.gateway import Gateway
     from bakehouse_router.handle_messages import Delta, ModelEntry, Tokenized
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Faces:
@@ -54,6 +58,7 @@ class GatewayDeployment:
         for package in ("bakehouse_router", "bakehouse_replica"):
             write_to_serve_log(package)
         self._settings = settings
+        self._has_started = False
         self._client = SubscriptionClient(RayCalls(replicas), status_period_s=settings.status_period_s)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -62,8 +67,21 @@ class GatewayDeployment:
         self._faces = await asyncio.to_thread(_build_faces, self._settings, Dispatcher(self._client))
         return self._faces.http
 
+    async def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Serve calls it once at the start, and whenever the deployment's `user_config` has changed.
+
+        Raises `ConfigError` at the start only: later, Serve would end a gateway for it, with all that it streams.
+        """
+        try:
+            self._faces.gateway.reconfigure(user_config)
+        except ConfigError as error:
+            if not self._has_started:
+                raise
+            logger.error("the limits stay as they are: %s", error)
+
     async def check_health(self) -> None:
         """Of the gateway itself; whether replicas serve is what its `/health` tells."""
+        self._has_started = True  # Serve asks for the first time when it has configured the gateway
         self._client.check()
 
     async def __del__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from bakehouse_replica.core.errors import BakehouseError, Unavailable, UnknownModel
+from bakehouse_replica.core.live_limits import read_limits
 from bakehouse_replica.core.sampling import Grammar, SamplingParams
 from bakehouse_replica.core.types import ReplicaCard, ReplicaStatus
 from bakehouse_replica.source import name_of
@@ -22,7 +23,7 @@ from bakehouse_router.prompts import EncodedCall, PromptEncoder, decoded, prompt
 from bakehouse_router.request_log import RequestLog
 from bakehouse_router.request_record import Records, RequestRecord
 from bakehouse_router.requests import build_request, check_prompt_length, check_token_ids
-from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.settings import LIVE_LIMITS, GatewaySettings
 from bakehouse_router.structured import schemas_of_tools
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
@@ -61,7 +62,7 @@ class Gateway:
         metrics: GatewayMetrics | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.settings = settings
+        self._first_settings = self._settings = settings
         self.records = Records(RequestLog(settings.request_log, has_prompts=settings.logs_prompts), tracing)
         self.metrics = metrics or GatewayMetrics()
         self._dispatcher = dispatcher
@@ -72,6 +73,20 @@ class Gateway:
         self._admission = admission
         self._has_answered = False
         self._probing = asyncio.Lock()
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """What this gateway has been told, with the limits that hold now."""
+        return self._settings
+
+    def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Other limits, of `LIVE_LIMITS`, for calls that come from now on; those not named are as at the start.
+
+        Raises `ConfigError` for what is no limit, and changes nothing then.
+        """
+        self._settings = settings = replace(self._first_settings, **read_limits(user_config, LIVE_LIMITS))
+        if self._admission is not None:
+            self._admission.limit(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
 
     @property
     def model_name(self) -> str:

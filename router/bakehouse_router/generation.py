@@ -49,6 +49,10 @@ class Admission(Protocol):
         """A place for so many requests with so many prompt tokens together. Raises `Overloaded`."""
         ...
 
+    def limit(self, *, max_requests: int, max_tokens: int) -> None:
+        """Other limits for who comes from now on."""
+        ...
+
 
 class CallWatch(Protocol):
     """What a gateway needs of `bakehouse_router.metrics.CallWatch`."""

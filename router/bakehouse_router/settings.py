@@ -8,6 +8,18 @@ from bakehouse_replica.core.types import ModelSource
 
 LogForm = Literal["off", "text", "json"]
 ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral"]
+# The limits that a gateway takes while it serves; the configuration file and Serve's `user_config` call them so.
+LIVE_LIMITS = (
+    "max_choices",
+    "max_prompts",
+    "max_stops",
+    "max_stop_chars",
+    "max_logprobs",
+    "max_listed_tokens",
+    "max_tools",
+    "max_queued_requests",
+    "max_queued_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

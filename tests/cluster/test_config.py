@@ -65,6 +65,27 @@ def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, as
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not 'much'$"),
         ("replica: {kv_memory: 5XB}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not '5XB'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
+        ("gateway: {pools: [a b]}", r"^gateway\.pools\.0: .*pattern.*, not 'a b'$"),
+        (
+            "replica: {autoscale: {}}",
+            r"^replica\.autoscale\.min_replicas: field required.*; replica\.autoscale\.max_",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 1, max_replicas: 2, target_requests: 1, delay: 3}}",
+            r"^replica\.autoscale\.delay: unknown key; known here: min_replicas, max_replicas, target_requests, ",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 0, max_replicas: 2, target_requests: 1}}",
+            r"^replica\.autoscale\.min_replicas: .*greater than or equal to 1, not 0$",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 3, max_replicas: 2, target_requests: 1}}",
+            r"^replica\.autoscale: min_replicas is 3, but max_replicas is 2$",
+        ),
+        (
+            "server: {replicas: 2}\nreplica: {autoscale: {min_replicas: 1, max_replicas: 2, target_requests: 1}}",
+            r"^server\.replicas: it is 2, but replica\.autoscale says how many there are; leave out one",
+        ),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),
         ("a: [", r"not YAML: "),
     ],
@@ -143,6 +164,21 @@ def test_an_infinite_amount_is_refused(wrong: dict[str, object]) -> None:
 def test_what_the_user_asked_for_is_not_shared_out_anew() -> None:
     asked = parse_config({"replica": {"cpus": 0.3, "threads": 7}})
     assert asked.shared_out(2) == asked
+
+
+def test_a_machine_is_shared_out_among_all_replicas_that_there_may_be() -> None:
+    autoscale = {"min_replicas": 1, "max_replicas": 4, "target_requests": 8}
+    config = parse_config({"replica": {"autoscale": autoscale}})
+    assert (config.n_replicas, config.max_replicas) == (1, 4)
+    shared = config.shared_out(2)
+    assert (shared.replica.cpus, shared.replica.threads) == (0.47, 1)
+    with pytest.raises(ConfigError, match=r"^replica\.autoscale\.max_replicas: 400 replicas leave 0\.00 CPUs"):
+        parse_config({"replica": {"autoscale": autoscale | {"max_replicas": 400}}}).shared_out(2)
+
+
+def test_one_machine_has_no_pools() -> None:
+    config = parse_config({"replica": {"pools": ["gpu"]}, "gateway": {"pools": ["cpu"]}}).shared_out(2)
+    assert (config.replica.pools, config.gateway.pools) == ((), ())
 
 
 def test_sharing_out_leaves_everything_else_alone() -> None:

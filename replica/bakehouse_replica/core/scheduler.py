@@ -6,6 +6,7 @@ A pure machine: frozen messages in and out, no clock, no randomness, no I/O. The
     plan(now)            ─► StepPlan or None   None: nothing to do until the next `add`, or `apply`
     apply(result, now)   ─► [TokenDelta]       the deltas of the oldest step in flight
     take_deltas()        ─► [TokenDelta]       terminal deltas that arose elsewhere; drain it after every plan
+    adopt(policy)        at any time
 
 and the same calls always lead to the same plans, block ids included.
 
@@ -116,6 +117,14 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is alive or any step in flight, so that there is something to plan or to apply."""
         return bool(self._roster.running or self._roster.waiting or self._flights)
+
+    def adopt(self, policy: SchedulingPolicy) -> None:
+        """Another policy from the next call on; who waits already stays, even beyond its limit.
+
+        `max_model_len` must stay, for requests have been accepted by it.
+        """
+        assert policy.max_model_len == self._policy.max_model_len, (policy, self._policy)
+        self._policy = policy
 
     def add(self, request: Request, now: float) -> None:
         """Queues a request; its deadline is `now + timeout_s`.
