@@ -10,7 +10,8 @@ Ray of our own on one machine `environment` has them, for a cluster that others 
 | `haproxy` | HAProxy, which passes on the gateways' bytes                 | any      | always          |
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,8 @@ HARD_STOP_S = 3600
 class LocalRaySettings:
     """Where the server listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
 
-    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
+    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way. `tracing`: Serve's
+    `tracing_config`, None where nothing is traced; `variables`: for all processes besides those that are needed.
     """
 
     host: str
@@ -41,6 +43,8 @@ class LocalRaySettings:
     max_grpc_bytes: int = MIN_GRPC_BYTES
     n_cpus: int
     object_store_bytes: int
+    tracing: Mapping[str, object] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 # The gateways' bytes pass by no process in Python, and gRPC calls that clients give up are cancelled: of 180 that
@@ -91,6 +95,7 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
         **_ingress_environment(settings, folder),
+        **settings.variables,
     }
 
 
