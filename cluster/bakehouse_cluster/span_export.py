@@ -1,18 +1,20 @@
 """Where the spans of a Serve process go; Serve calls one of these functions in each, by its path.
 
-Of what Serve traces by itself, the polls of a replica's status and the subscriptions to it are left out: they
-belong to no request, and there are two polls a second for each gateway and replica.
+Serve makes a span of whatever it carries. Left out is what belongs to nobody's request: the polls of each
+replica's status, two a second for each gateway; subscriptions; and whoever asks a gateway whether it lives.
 """
 
 import os
 from importlib import import_module
 
 from bakehouse_replica.core.errors import ConfigError
+from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
-_OF_NO_REQUEST = ("replica_handle_request Replica ", "route_to_replica Replica ")
+_BETWEEN_OURS = ("replica_handle_request Replica ", "route_to_replica Replica ")
+_PROBES = (*OPEN_PATHS, METRICS_PATH, "Check")
 
 
 class OfRequests(SpanProcessor):
@@ -26,8 +28,8 @@ class OfRequests(SpanProcessor):
         self._inner.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Whoever sends a request to a replica has a span; where there is none, there is no request."""
-        if span.parent is not None or not span.name.startswith(_OF_NO_REQUEST):
+        """What has a parent is wanted by whoever made that."""
+        if span.parent is not None or _begins_request(span):
             self._inner.on_end(span)
 
     def shutdown(self) -> None:
@@ -35,6 +37,12 @@ class OfRequests(SpanProcessor):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._inner.force_flush(timeout_millis)
+
+
+def _begins_request(span: ReadableSpan) -> bool:
+    asked = span.attributes or {}
+    is_probe = asked.get("route") in _PROBES or asked.get("call_method") in _PROBES
+    return not is_probe and not span.name.startswith(_BETWEEN_OURS)
 
 
 def to_files() -> list[SpanProcessor]:

@@ -73,7 +73,13 @@ def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id
     Ray Serve does; it would come twice.
     """
     # FastAPI would describe handlers by their signatures; ours parse by hand and are described by hand.
-    app = FastAPI(title="bakehouse", openapi_url=None, redirect_slashes=False)
+    # Where it traces by itself, its spans begin a second trace beside Serve's, unless the client has begun one.
+    app = FastAPI(
+        title="bakehouse",
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     for method, path, handler in _routes(Routes(gateway)):
         app.add_route(path, handler, methods=[method])
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
