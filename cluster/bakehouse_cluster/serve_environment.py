@@ -47,12 +47,8 @@ class LocalRaySettings:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-# The gateways' bytes pass by no process in Python, and gRPC calls that clients give up are cancelled: of 180 that
-# Serve's own proxy passed on, 12 went on.
-_CLUSTER_HAPROXY = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
-}
+# On one machine no load balancer has to notice that a gateway goes.
+_NO_BALANCER = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
 
 # What Ray and Serve do all the time on one machine where little changes. At their own pace (0.1 s, 0.1 s, 5 s,
 # 0.1 s, 1 s) an idle server takes 14 % of a core, a quarter of it Serve's controller; so it takes 9.5 %.
@@ -75,9 +71,10 @@ def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,  # Serve's headers are not for clients to set
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MIN_GRPC_BYTES),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a cold image takes longer to import torch
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         # A node that is told to go lets its streams end; 30 by default, whatever `server.drain_s` is.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
-        **(_CLUSTER_HAPROXY if haproxy else {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
+        **(_haproxy() if haproxy else {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
     }
 
 
@@ -109,7 +106,7 @@ def _ingress_environment(settings: LocalRaySettings, folder: Path) -> dict[str, 
                 "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
             }
         case "haproxy":
-            return _haproxy(folder / "haproxy")
+            return _haproxy() | haproxy_places(folder / "haproxy") | _NO_BALANCER
 
 
 def _direct(settings: LocalRaySettings) -> dict[str, str]:
@@ -121,15 +118,14 @@ def _direct(settings: LocalRaySettings) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc_port + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
+        **_NO_BALANCER,
         "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
     }
 
 
-def _haproxy(folder: Path) -> dict[str, str]:
-    """Its files lie in the private folder and its own two ports are free ones, so that several may live here."""
+def haproxy_places(folder: Path) -> dict[str, str]:
+    """Files in a private folder, and free ports for its own two, so that several may live on one machine."""
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "s"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
@@ -137,6 +133,14 @@ def _haproxy(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+    }
+
+
+def _haproxy() -> dict[str, str]:
+    """No process in Python passes on the gateways' bytes, and gRPC calls that clients give up are cancelled; where
+    Serve's own proxy stands in front, some go on.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }
