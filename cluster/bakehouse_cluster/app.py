@@ -15,7 +15,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.serve_config import GATEWAY, REPLICA, autoscaling
+from bakehouse_cluster.serve_config import GATEWAY, REPLICA, autoscaling, tracing_environment
 
 # The scheduler queues by itself; Serve must only never be what limits a replica.
 MAX_ONGOING_REQUESTS = 4096
@@ -57,7 +57,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     # OpenMP's threads must not spin between products: the gateway and Numba's threads need the same cores. Where
     # both cores were busy, a step of 32 sequences took 502 ms without spinning and 2,796 ms with it; on a quiet
     # machine it makes no difference (168 and 166 ms).
-    env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE
+    env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE | tracing_environment(config.tracing)
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
@@ -132,7 +132,9 @@ def rank_bundle(config: Config, *, has_gpus: bool) -> dict[str, float]:
 
 
 def _gateway_deployment(config: Config) -> serve.Deployment:
-    env_vars = ONE_THREAD | ANY_SIZE | (ONE_LOOP if config.gateway.one_loop else {})
+    env_vars = ONE_THREAD | ANY_SIZE | tracing_environment(config.tracing)
+    if config.gateway.one_loop:
+        env_vars |= ONE_LOOP
     options: dict[str, object] = {"num_cpus": config.gateway.cpus, "runtime_env": {"env_vars": env_vars}}
     if selector := pool_selector(config.gateway.pools):
         options["label_selector"] = selector

@@ -9,6 +9,7 @@ from bakehouse_router.keys import read_keys
 
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.ports import require_free_ports
+from bakehouse_cluster.span_export import require_exporter
 
 # What models and machines may not be able to do.
 _OF_MODEL = {"max_model_len", "dtype", "quantize", "kv_dtype", "device"}
@@ -22,6 +23,8 @@ def check_before_start(config: Config) -> None:
     _require_memory(config)
     _require_free_ports(config)
     config.gateway_settings()  # reads the chat template
+    if config.tracing.enabled and config.tracing.exporter == "otlp":
+        require_exporter()
     if config.gateway.keys is not None:
         read_keys(config.gateway.keys)
 

@@ -17,7 +17,14 @@ from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings
 from pydantic import BaseModel, ValidationError, model_validator
 
-from bakehouse_cluster.config_sections import GatewaySection, ModelSection, ReplicaSection, Section, ServerSection
+from bakehouse_cluster.config_sections import (
+    GatewaySection,
+    ModelSection,
+    ReplicaSection,
+    Section,
+    ServerSection,
+    TracingSection,
+)
 
 # A replica with less of a CPU than this would not answer Serve's health checks in time.
 MIN_CPUS = 0.05
@@ -30,6 +37,7 @@ class Config(Section):
     replica: ReplicaSection = ReplicaSection()
     gateway: GatewaySection = GatewaySection()
     server: ServerSection = ServerSection()
+    tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -139,6 +147,9 @@ class Config(Section):
             cors_origins=self.gateway.cors_origins,
             ignores_unknown_fields=self.gateway.ignore_unknown_fields,
             keep_alive_s=self.gateway.keep_alive_s,
+            request_log=self.gateway.request_log,
+            logs_prompts=self.gateway.log_prompts,
+            traces=self.tracing.enabled,
         )
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from bakehouse_router.settings import ToolFormatName
+from bakehouse_router.settings import LogForm, ToolFormatName
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 from bakehouse_cluster.serve_environment import Ingress
@@ -104,10 +104,12 @@ class ReplicaSection(Section):
 
 
 class GatewaySection(Section):
-    """Limits on what clients may send, who may send it, and what one gateway reserves.
+    """Limits on what clients may send, who may send it, what one gateway logs and reserves.
 
-    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call. `one_loop`:
-    all of a gateway runs on one event loop, see `bakehouse_cluster.app`. `pools`: as those of replicas.
+    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call.
+    `request_log`: the form of each request's line in the log; `log_prompts` adds what was asked and
+    answered. `one_loop`: all of a gateway runs on one event loop, see `bakehouse_cluster.app`. `pools`: as those
+    of replicas.
     """
 
     max_body: Size = ByteSize(4 * 1024 * 1024)
@@ -127,9 +129,33 @@ class GatewaySection(Section):
     cors_origins: tuple[str, ...] = ()
     ignore_unknown_fields: bool = False
     keep_alive_s: Seconds = 5.0
+    request_log: Annotated[LogForm, BeforeValidator(_switch)] = "text"
+    log_prompts: bool = False
     cpus: Cpus = 0.1
     one_loop: bool = True
     pools: tuple[PoolName, ...] = ()
+
+
+class TracingSection(Section):
+    """Whether the spans of requests are kept, and where.
+
+    `sampling_ratio`: of the requests that come without a `traceparent`, whose own flag counts otherwise.
+    `exporter`: files beside Serve's logs, or an OpenTelemetry collector. `endpoint`: where that is; None leaves it
+    to OpenTelemetry's own variables, and by default to `http://localhost:4317`.
+    """
+
+    enabled: bool = False
+    sampling_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    exporter: Literal["files", "otlp"] = "files"
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+
+    @model_validator(mode="after")
+    def _check_endpoint(self) -> Self:
+        if self.endpoint is not None and self.exporter != "otlp":
+            raise ValueError(
+                f"endpoint is {self.endpoint!r}, but exporter is {self.exporter!r}; only otlp sends anything"
+            )
+        return self
 
 
 class ServerSection(Section):

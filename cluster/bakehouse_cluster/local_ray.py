@@ -139,6 +139,7 @@ class LocalRay:
                 http_options=HTTPOptions(host=settings.host, port=0 if is_direct else settings.port),
                 grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=services),
                 proxy_location="HeadOnly",
+                tracing_config=None if settings.tracing is None else dict(settings.tracing),
             )
         except (RayError, TimeoutError) as error:
             self._refuse_taken_port([str(error)])

@@ -16,7 +16,7 @@ from bakehouse_replica.settings import LIVE_LIMITS as REPLICA_LIMITS
 from bakehouse_router.settings import LIVE_LIMITS as GATEWAY_LIMITS
 
 from bakehouse_cluster.config import Config, parse_config
-from bakehouse_cluster.config_sections import AutoscaleSection, GatewaySection, ReplicaSection
+from bakehouse_cluster.config_sections import AutoscaleSection, GatewaySection, ReplicaSection, TracingSection
 from bakehouse_cluster.ports import LOOPBACK
 from bakehouse_cluster.serve_environment import APP_NAME, GRPC_SERVICES
 
@@ -47,6 +47,8 @@ def serve_config(tree: Mapping[str, object], target: Target) -> dict[str, object
     }
     if server.grpc_port is not None:
         document["grpc_options"] = {"port": server.grpc_port, "grpc_servicer_functions": [GRPC_SERVICES]}
+    if config.tracing.enabled:
+        document["tracing_config"] = tracing(config.tracing)
     application = {
         "name": APP_NAME,
         "route_prefix": "/",
@@ -70,6 +72,24 @@ def autoscaling(autoscale: AutoscaleSection, n_gateways: int) -> dict[str, objec
         "upscale_delay_s": autoscale.upscale_delay_s,
         "downscale_delay_s": autoscale.downscale_delay_s,
     }
+
+
+def tracing(section: TracingSection) -> dict[str, object]:
+    """Serve's `tracing_config` where anything is traced."""
+    return {
+        "enabled": True,
+        "exporter_import_path": f"bakehouse_cluster.span_export:to_{section.exporter}",
+        "sampling_ratio": section.sampling_ratio,
+    }
+
+
+def tracing_environment(section: TracingSection) -> dict[str, str]:
+    """What the exporters of spans read from the environment of the processes that have any, by OpenTelemetry's
+    names: Serve hands them no arguments."""
+    if not section.enabled:
+        return {}
+    endpoint = {} if section.endpoint is None else {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": section.endpoint}
+    return {"OTEL_SERVICE_NAME": APP_NAME} | endpoint
 
 
 def _host(config: Config) -> str:

@@ -10,7 +10,8 @@ Ray of our own on one machine `environment` has them, for a cluster that others 
 | `haproxy` | HAProxy, which passes on the gateways' bytes                 | any      | always          |
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,8 @@ HARD_STOP_S = 3600
 class LocalRaySettings:
     """Where the server listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
 
-    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
+    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way. `tracing`: Serve's
+    `tracing_config`, None where nothing is traced; `variables`: for all processes besides those that are needed.
     """
 
     host: str
@@ -41,6 +43,8 @@ class LocalRaySettings:
     max_grpc_bytes: int = MIN_GRPC_BYTES
     n_cpus: int
     object_store_bytes: int
+    tracing: Mapping[str, object] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 # On one machine no load balancer has to notice that a gateway goes.
@@ -67,6 +71,7 @@ def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,  # Serve's headers are not for clients to set
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MIN_GRPC_BYTES),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a cold image takes longer to import torch
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         # A node that is told to go lets its streams end; 30 by default, whatever `server.drain_s` is.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
         **(_haproxy() if haproxy else {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
@@ -87,6 +92,7 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
         **_ingress_environment(settings, folder),
+        **settings.variables,
     }
 
 

@@ -19,6 +19,7 @@ from bakehouse_cluster.config import Config
 from bakehouse_cluster.local_ray import LocalRay
 from bakehouse_cluster.ports import LOOPBACK
 from bakehouse_cluster.progress import Stages, n_of
+from bakehouse_cluster.serve_config import tracing, tracing_environment
 from bakehouse_cluster.serve_environment import MIN_GRPC_BYTES, LocalRaySettings
 
 EXAMPLE = "What is the capital of France?"
@@ -52,6 +53,8 @@ def serve(config: Config, stages: Stages) -> int:
             max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
+            tracing=tracing(config.tracing) if config.tracing.enabled else None,
+            variables=tracing_environment(config.tracing),
         )
     )
     interrupts = _Interrupts(ray.kill, stages.abandon)

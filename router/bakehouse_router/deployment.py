@@ -96,10 +96,11 @@ class GatewayDeployment:
 
         gateway, request_id = self._faces.gateway, f"req-{secrets.token_hex(16)}"
         fields = {"model": gateway.model_name, **fields}
-        deltas = stream_deltas(gateway, kind, fields, request_id=request_id, origin=Origin())
-        async with aclosing(deltas):
-            async for delta in deltas:
-                yield delta
+        with gateway.records.open("handle", kind, request_id, {}) as record:
+            deltas = stream_deltas(gateway, kind, fields, origin=Origin(), record=record)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield delta
 
     async def tokenize(self, kind: "Kind", fields: "Fields") -> "Tokenized":
         """The answer to the fields of a `/tokenize` body."""
@@ -160,12 +161,16 @@ def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
     from bakehouse_router.metrics import GatewayMetrics
     from bakehouse_router.structured import GrammarChecker
     from bakehouse_router.text.model_text import load_model_text
+    from bakehouse_router.tracing import Tracing
 
     text = load_model_text(open_source(settings.source), template_override=settings.chat_template)
     queue = WaitingQueue(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
     grammars = GrammarChecker(text.tokenizer.vocabulary, settings)
     metrics = GatewayMetrics(queue=queue)
-    gateway = Gateway(settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics)
+    tracing = Tracing() if settings.traces else None
+    gateway = Gateway(
+        settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics, tracing=tracing
+    )
     keys = None if settings.keys_path is None else KeyRing(settings.keys_path)
     return _Faces(
         gateway=gateway,

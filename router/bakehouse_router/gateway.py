@@ -20,6 +20,8 @@ from bakehouse_router.generation import Admission, Deadline, Generation, Request
 from bakehouse_router.metrics import GatewayMetrics
 from bakehouse_router.prompt_run import PromptJob
 from bakehouse_router.prompts import EncodedCall, PromptEncoder, decoded, prompt_field
+from bakehouse_router.request_log import RequestLog
+from bakehouse_router.request_record import Records, RequestRecord
 from bakehouse_router.requests import build_request, check_prompt_length, check_token_ids
 from bakehouse_router.settings import LIVE_LIMITS, GatewaySettings
 from bakehouse_router.structured import schemas_of_tools
@@ -27,6 +29,7 @@ from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
 from bakehouse_router.text.tools.formats import choose_tool_format
 from bakehouse_router.text.tools.parser import ToolCallParser
+from bakehouse_router.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class Gateway:
     """Serves one model, whose text side is `text`, over whatever replicas `dispatcher` knows.
 
     `grammars` None leaves grammars to the replicas to check; `admission` None lets everything wait; `metrics` None
-    counts for itself.
+    counts for itself; `tracing` None traces nothing. Whoever takes a request opens a record for it in `records`.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Gateway:
         grammars: GrammarChecker | None = None,
         admission: Admission | None = None,
         metrics: GatewayMetrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._first_settings = self._settings = settings
+        self.records = Records(RequestLog(settings.request_log, has_prompts=settings.logs_prompts), tracing)
         self.metrics = metrics or GatewayMetrics()
         self._dispatcher = dispatcher
         self._text = text
@@ -125,16 +130,19 @@ class Gateway:
             raise Unavailable(f"no replica serves at the moment ({problems or 'none has started yet'})")
         return min(serving, key=lambda card: card.max_model_len)
 
-    async def start(self, call: Call, call_id: str, received_at: float | None = None) -> Generation:
+    async def start(
+        self, call: Call, call_id: str, received_at: float | None = None, record: RequestRecord | None = None
+    ) -> Generation:
         """The call, ready to run: iterating it enters the queue. `call_id` must be unique: it names the call's
         requests in every log. `received_at`: by the event loop's clock, None for now; `timeout_s` counts from it.
+        `record`: of the request that the call is.
 
         Raises `InvalidRequest` naming the field that is wrong, `DeadlineExceeded`, or `Unavailable`.
         """
+        if record is not None:
+            record.begin(call, call_id)
         self.check_model(call.model)
         check_bounds(call, self.settings)
-        if call.options.user:
-            logger.info("request %s is of user %r", call_id, call.options.user)
         deadline = _deadline(call.options, received_at)
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline.at) as limit:
@@ -146,14 +154,19 @@ class Gateway:
             if deadline is None or not limit.expired():
                 raise
             raise deadline.exceeded() from None
-        return Generation(
+        generation = Generation(
             self._dispatcher,
             self._jobs(call, call_id, encoded, card, deadline),
             pause_s=self.settings.keep_alive_s,
             deadline=deadline,
             admission=self._admission,
             watch=self.metrics.watch("chat" if isinstance(call, ChatCall) else "completion", received_at),
+            enter=None if record is None or record.span is None else record.span.enter,
+            keeps_text=record is not None and record.keeps_text,
         )
+        if record is not None:
+            record.follow(generation)
+        return generation
 
     def new_parser(self, call: Call) -> Callable[[], ToolCallParser] | None:
         """What makes a parser for each choice of the call; None where its answer may not call tools."""

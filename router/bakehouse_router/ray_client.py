@@ -13,6 +13,7 @@ from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import card_from_wire, load_from_wire
 from grpc.aio import AioRpcError
+from opentelemetry.context import attach, get_current
 from ray.exceptions import RayError, RayTaskError
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -23,6 +24,7 @@ from bakehouse_router.policy.pick import choose
 from bakehouse_router.policy.views import ReplicaView
 from bakehouse_router.replica_calls import Answers
 from bakehouse_router.replicas import ReplicaTable
+from bakehouse_router.tracing import UNTRACED
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +205,9 @@ class RayCalls:
 
 def _call(handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:
     # An empty context gives each call an internal id of its own. Within a Serve request all calls would share one,
-    # and a second concurrent call under the same id is never routed.
-    response = Context().run(handle.remote, *arguments)
+    # and a second concurrent call under the same id is never routed. Of the caller's only the trace is kept.
+    context = Context()
+    context.run(attach, get_current() or UNTRACED)
+    response = context.run(handle.remote, *arguments)
     assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
     return RayCall(response)

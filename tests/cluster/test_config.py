@@ -1,11 +1,14 @@
 """The configuration tree: what is accepted, what is refused, and in which words."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from bakehouse_cluster.config import Config, load_config, parse_config
 from bakehouse_replica.core.errors import ConfigError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
 def written(folder: Path, text: str) -> Path:
@@ -185,3 +188,20 @@ def test_sharing_out_leaves_everything_else_alone() -> None:
     config = Config().shared_out(2)
     assert config.server == Config().server
     assert config.replica.kv_memory is None
+
+
+def keys_below(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted path of every key that holds a value."""
+    for name, field in model.model_fields.items():
+        parts = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
+        nested = [part for part in parts if issubclass(part, BaseModel)]
+        yield from (f"{name}.{key}" for part in nested for key in keys_below(part))
+        if not nested:
+            yield name
+
+
+def test_every_key_stands_in_the_readmes_table_and_no_other() -> None:
+    readme = Path(__file__).parents[2] / "cluster" / "README.md"
+    rows = [line.split("|")[1] for line in readme.read_text().splitlines() if line.startswith("| `")]
+    told = [key for row in rows for key in re.findall(r"`((?:model|replica|gateway|server)\.[\w.]+)`", row)]
+    assert sorted(told) == sorted(keys_below(Config))

@@ -1,7 +1,6 @@
 """What reaches the replicas for a call: each accepted field has its effect, defaults come from the model."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -119,12 +118,6 @@ async def test_other_limits_hold_for_calls_that_come_next_and_wrong_ones_change_
     gateway.reconfigure({})
     assert await limit_of_choices() == 2
     queue.enter(7, 1)
-
-
-async def test_the_log_says_whose_request_it_is(text: ModelText, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "bakehouse_router.gateway")
-    request = await _request(text, completion(user="bob"))
-    assert f"request {request.request_id} is of user 'bob'" in caplog.text
 
 
 async def test_what_is_not_given_comes_from_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -189,7 +189,7 @@ class Scheduler:
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
         if not has_preempted or not running:
-            copies += self._admit(budget)
+            copies += self._admit(budget, now)
         copies += self._fill(budget, going_on)
         return self._depart(budget, copies, now)
 
@@ -328,7 +328,7 @@ class Scheduler:
                 self._roster.preempt(last)
         return has_preempted
 
-    def _admit(self, budget: StepBudget) -> list[BlockCopy]:
+    def _admit(self, budget: StepBudget, now: float) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
         if not self._roster.waiting:
             return copies
@@ -353,7 +353,10 @@ class Scheduler:
             n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
             if n_coming >= n_own * COMING_SHARE:
                 continue  # it waits for these blocks; its place is kept
+            is_first_time = sequence.call.cached_tokens is None
             self._roster.start(sequence, hits)
+            if is_first_time:
+                sequence.call.admitted_at = now
             n_tokens = budget.grant(sequence)
             coming.update(self._roster.coming(sequence, n_tokens))
             copies += self._roster.grow(sequence, n_tokens)

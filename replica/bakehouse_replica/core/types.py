@@ -189,12 +189,15 @@ class StepResult:
 class Usage:
     """Counts of one choice so far. `cached_tokens`: prompt tokens not computed at first admission.
 
-    Those of the prompt are the request's, equal in all of its choices: not to be summed over them.
+    Those of the prompt are the request's, equal in all of its choices: not to be summed over them. `queue_s`: how
+    long the request waited in this replica's queue before its first admission, None where it had none; it is told
+    besides, and equal counts are equal whatever it is.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    queue_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

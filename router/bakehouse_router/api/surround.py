@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bakehouse_router.api.errors import problem_of
+from bakehouse_router.api.recorded import note_error
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def error_response(error: Exception, request_id: str) -> Response:
 
 async def refuse(error: BakehouseError, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends `error` as the whole response; for what stands between `Surround` and the routes."""
+    note_error(scope, error)
     await error_response(error, scope["state"]["request_id"])(scope, receive, send)
 
 
