@@ -97,7 +97,7 @@ class ReplicaSection(Section):
     fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        BeforeValidator(_switch, json_schema_input_type=Literal["auto", "on", "off", True, False]),
+        BeforeValidator(_switch, json_schema_input_type=Literal["auto", "on", "off"] | bool),
     ] = "auto"
     pools: tuple[PoolName, ...] = ()
     autoscale: AutoscaleSection | None = None
@@ -129,7 +129,7 @@ class GatewaySection(Section):
     cors_origins: tuple[str, ...] = ()
     ignore_unknown_fields: bool = False
     keep_alive_s: Seconds = 5.0
-    request_log: Annotated[LogForm, BeforeValidator(_switch)] = "text"
+    request_log: Annotated[LogForm, BeforeValidator(_switch, json_schema_input_type=LogForm | bool)] = "text"
     log_prompts: bool = False
     cpus: Cpus = 0.1
     one_loop: bool = True

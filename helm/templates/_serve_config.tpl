@@ -41,6 +41,13 @@ which a test compares it. What can change while everything runs stands in `deplo
 {{- with include "bakehouse.grpcPort" . -}}
 {{- $_ := set $document "grpc_options" (dict "port" (int64 .) "grpc_servicer_functions" (list "bakehouse_router.grpc_ingress.add_services")) -}}
 {{- end -}}
+{{- $tracing := $config.tracing | default dict -}}
+{{- if $tracing.enabled -}}
+{{- $_ := set $document "tracing_config" (dict
+  "enabled" true
+  "exporter_import_path" (printf "bakehouse_cluster.span_export:to_%s" ($tracing.exporter | default "files"))
+  "sampling_ratio" (dig "sampling_ratio" 1 $tracing)) -}}
+{{- end -}}
 {{ toYaml $document }}
 {{- end }}
 

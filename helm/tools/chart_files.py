@@ -1,9 +1,10 @@
-"""Writes what of the chart is made from something else: values.schema.json, and the table of values in README.md.
+"""Writes what of the chart is made from something else: values.schema.json, files/environment.yaml, README.md's table.
 
     python helm/tools/chart_files.py
 
 The schema is values.schema.yaml beside this file, with the configuration's own schema as `config`. The table is
-made of the lines `# --` in values.yaml, each of which tells of the key below it.
+made of the lines `# --` in values.yaml, each of which tells of the key below it. The environment is what a cluster's
+pods need, with HAProxy in front of the gateways and without.
 """
 
 import json
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import yaml
 from bakehouse_cluster.config_schema import config_schema
+from bakehouse_cluster.serve_environment import cluster_environment
 
 CHART = Path(__file__).parents[1]
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
+ENVIRONMENT = CHART / "files" / "environment.yaml"
 _BEGIN, _END = "<!-- values: made by tools/chart_files.py -->\n", "<!-- end of values -->"
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z]+):")
 
@@ -25,6 +28,13 @@ def values_schema() -> str:
     schema = yaml.safe_load((CHART / "tools" / "values.schema.yaml").read_text())
     schema["properties"]["config"] = config_schema()
     return json.dumps(schema, indent=1) + "\n"
+
+
+def environment() -> str:
+    """files/environment.yaml: name → text, by who stands in front of the gateways."""
+    return yaml.safe_dump(
+        {"haproxy": cluster_environment(haproxy=True), "proxy": cluster_environment(haproxy=False)}
+    )
 
 
 def values_table() -> str:
@@ -69,8 +79,9 @@ def readme() -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all of them."""
     SCHEMA.write_text(values_schema())
+    ENVIRONMENT.write_text(environment())
     README.write_text(readme())
 
 
