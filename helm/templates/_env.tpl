@@ -5,7 +5,7 @@ bakehouse_cluster. Serve reads its flags when it is imported, so that they must 
 {{- define "bakehouse.clusterEnv" -}}
 {{- $environment := .Files.Get "files/environment.yaml" | fromYaml -}}
 {{- $variables := merge (dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (dig "server" "drain_s" 30 .Values.config | toString)) (get $environment (ternary "haproxy" "proxy" .Values.haproxy)) -}}
-{{- range $name, $value := $variables }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
-{{- end }}
+{{- $list := list -}}
+{{- range $name, $value := $variables }}{{ $list = append $list (dict "name" $name "value" $value) }}{{ end -}}
+{{ toYaml $list }}
 {{- end }}

@@ -1,10 +1,10 @@
-"""Writes what of the chart is made from something else: values.schema.json, files/environment.yaml, README.md's table.
+"""Writes what of the chart is made from something else.
 
     python helm/tools/chart_files.py
 
-The schema is values.schema.yaml beside this file, with the configuration's own schema as `config`. The table is
-made of the lines `# --` in values.yaml, each of which tells of the key below it. The environment is what a cluster's
-pods need, with HAProxy in front of the gateways and without.
+values.schema.json: values.schema.yaml beside this file, with the configuration's own schema as `config`.
+files/environment.yaml: what a cluster's pods need, with HAProxy in front of the gateways and without.
+README.md's table: the lines `# --` in values.yaml, each of which tells of the key below it.
 """
 
 import json
