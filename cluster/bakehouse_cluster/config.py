@@ -130,6 +130,12 @@ class ServerSection(_Section):
     object_store: Annotated[ByteSize, Field(ge=80_000_000)] = ByteSize(128 * 1024 * 1024)  # Ray takes no less
 
 
+class MetricsSection(_Section):
+    """What is counted for whom. `vllm_names`: also as vLLM names it, so that Ray's "Serve LLM" dashboard fills."""
+
+    vllm_names: bool = False
+
+
 class Config(_Section):
     """The whole tree."""
 
@@ -137,6 +143,7 @@ class Config(_Section):
     replica: ReplicaSection = ReplicaSection()
     gateway: GatewaySection = GatewaySection()
     server: ServerSection = ServerSection()
+    metrics: MetricsSection = MetricsSection()
 
     @property
     def source(self) -> ModelSource:
@@ -196,6 +203,7 @@ class Config(_Section):
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
             overlap=self.replica.overlap,
+            vllm_names=self.metrics.vllm_names,
             hash_key=hash_key,
         )
 

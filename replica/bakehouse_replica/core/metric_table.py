@@ -73,16 +73,15 @@ ROUTING_REASONS = ("only_one", "prefix", "load", "skipped_busy", "all_busy", "no
 _CALL = Label("kind", ("chat", "completion"))
 _OUTCOME = Label("outcome", (COMPLETE, CANCELLED, *ERROR_CODES))
 # From a cached prompt on a GPU to a long queue on a laptop.
-_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_QUEUE_S = (0.001, 0.005, *_LATENCY_S)
-_TOKEN_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+QUEUE_S = (0.001, 0.005, *LATENCY_S)
+TOKEN_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 _PHASE_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _STEP_TOKENS = (1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-_REQUEST_TOKENS = (1.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0, 25000.0, 50000.0, 1e5)
 
 
-def _named(source: Source, prefix: str) -> Callable[..., Metric]:
+def named(source: Source, prefix: str) -> Callable[..., Metric]:
     """Makes metrics of one source: name, kind, unit, meaning, labels, and `bounds` by keyword."""
 
     def metric(
@@ -95,14 +94,13 @@ def _named(source: Source, prefix: str) -> Callable[..., Metric]:
     return metric
 
 
-_of_gateway, _of_replica = _named(Source.GATEWAY, "bakehouse_"), _named(Source.REPLICA, "bakehouse_")
-_vllm = _named(Source.REPLICA, "vllm_")
+_of_gateway, _of_replica = named(Source.GATEWAY, "bakehouse_"), named(Source.REPLICA, "bakehouse_")
 
 REQUESTS = _of_gateway(
     "requests",
     Kind.COUNTER,
     "requests",
-    "Requests that were begun and have ended: `complete`, `cancelled` where the client left, else by the error's code.",
+    "Requests that were begun and have ended: `complete`, `cancelled` where the client left, or the error's code.",
     _CALL,
     _OUTCOME,
 )
@@ -112,14 +110,14 @@ TIME_TO_FIRST_TOKEN = _of_gateway(
     "seconds",
     "From a request's arrival to its first output token: one sample a request, none for one that ended before.",
     _CALL,
-    bounds=_LATENCY_S,
+    bounds=LATENCY_S,
 )
 INTER_TOKEN = _of_gateway(
     "inter_token_seconds",
     Kind.HISTOGRAM,
     "seconds",
     "Between two output tokens of a choice. Tokens that arrive in one message share the time since the last one.",
-    bounds=_TOKEN_GAP_S,
+    bounds=TOKEN_GAP_S,
 )
 REQUEST_DURATION = _of_gateway(
     "request_duration_seconds",
@@ -127,7 +125,7 @@ REQUEST_DURATION = _of_gateway(
     "seconds",
     "From a request's arrival to its end, whatever its outcome.",
     _CALL,
-    bounds=_LATENCY_S,
+    bounds=LATENCY_S,
 )
 PROMPT_TOKENS = _of_gateway(
     "prompt_tokens",
@@ -149,15 +147,17 @@ REJECTIONS = _of_gateway(
     "rejections",
     Kind.COUNTER,
     "requests",
-    "Requests that were answered by an error alone, by its code; `bakehouse_requests` has those that were begun too.",
+    "Requests that were answered by an error alone, by its code. Those that were begun also end up among "
+    "`bakehouse_requests`.",
     Label("reason", ERROR_CODES),
 )
 ROUTING_DECISIONS = _of_gateway(
     "routing_decisions",
     Kind.COUNTER,
     "decisions",
-    "Choices of a replica. `only_one` served; it had most of the prompt in its cache (`prefix`) or was chosen by its "
-    "`load`; a cheaper one held too many sequences (`skipped_busy`), or all did (`all_busy`); none was known (`no_news`).",
+    "Choices of a replica: it alone served (`only_one`), had more of the prompt cached than others (`prefix`), "
+    "was chosen by its load (`load`), or a cheaper one held too many sequences (`skipped_busy`), or all did "
+    "(`all_busy`), or nothing was known of any (`no_news`).",
     Label("reason", ROUTING_REASONS),
 )
 
@@ -167,7 +167,7 @@ QUEUE_TIME = _of_replica(
     Kind.HISTOGRAM,
     "seconds",
     "From a request's arrival at the replica to its first admission to the batch: one sample a request.",
-    bounds=_QUEUE_S,
+    bounds=QUEUE_S,
 )
 RUNNING_SEQUENCES = _of_replica("running_sequences", Kind.GAUGE, "sequences", "Sequences in the batch.")
 WAITING_SEQUENCES = _of_replica(
@@ -201,7 +201,7 @@ KV_BLOCKS = _of_replica(
     "kv_blocks",
     Kind.GAUGE,
     "blocks",
-    "KV blocks: `free` ones hold nothing, `cached` ones a prefix that may be wanted again, `held` ones live sequences.",
+    "KV blocks: `free` ones hold nothing, `cached` ones only a prefix for later, `held` ones live sequences.",
     Label("state", ("free", "cached", "held")),
 )
 KV_CONSISTENT = _of_replica(
@@ -214,7 +214,7 @@ PREFIX_QUERIED_TOKENS = _of_replica(
     "prefix_queried_tokens",
     Kind.COUNTER,
     "tokens",
-    "Prompt tokens of requests at their first admission, neither after a preemption nor after the loss of a replica.",
+    "Prompt tokens of requests at their first admission: not after a preemption, nor after the loss of a replica.",
 )
 PREFIX_HIT_TOKENS = _of_replica(
     "prefix_hit_tokens", Kind.COUNTER, "tokens", "Those of them that were found in the prefix cache."
@@ -251,60 +251,4 @@ METRICS: tuple[Metric, ...] = (
     COPIED_BLOCKS,
     PREFIX_QUERIED_TOKENS,
     PREFIX_HIT_TOKENS,
-)
-
-
-def _vllm_times(name: str, meaning: str, bounds: tuple[float, ...] = _QUEUE_S) -> Metric:
-    return _vllm(f"{name}_seconds", Kind.HISTOGRAM, "seconds", meaning, bounds=bounds)
-
-
-# What `metrics.vllm_names` adds, for dashboards that read vLLM's names. One sample a request, at its end.
-VLLM_RUNNING = _vllm("num_requests_running", Kind.GAUGE, "sequences", "As `bakehouse_running_sequences`.")
-VLLM_WAITING = _vllm("num_requests_waiting", Kind.GAUGE, "sequences", "As `bakehouse_waiting_sequences`.")
-VLLM_SWAPPED = _vllm("num_requests_swapped", Kind.GAUGE, "sequences", "Those that wait after a preemption.")
-VLLM_KV_USAGE = _vllm("kv_cache_usage_perc", Kind.GAUGE, "ratio", "Held KV blocks of all.")
-VLLM_PREFIX_QUERIES = _vllm(
-    "prefix_cache_queries", Kind.COUNTER, "tokens", "As `bakehouse_prefix_queried_tokens`."
-)
-VLLM_PREFIX_HITS = _vllm("prefix_cache_hits", Kind.COUNTER, "tokens", "As `bakehouse_prefix_hit_tokens`.")
-VLLM_PROMPT_TOKENS = _vllm("prompt_tokens", Kind.COUNTER, "tokens", "Prompt tokens, at the first output token.")
-VLLM_GENERATION_TOKENS = _vllm("generation_tokens", Kind.COUNTER, "tokens", "Output tokens, step by step.")
-VLLM_SUCCESS = _vllm(
-    "request_success",
-    Kind.COUNTER,
-    "requests",
-    "Ended requests.",
-    Label("finished_reason", ("stop", "length", "abort", "error")),
-)
-VLLM_TTFT = _vllm_times("time_to_first_token", "From arrival at the replica to the first output token.")
-VLLM_TOKEN_TIME = _vllm_times("request_time_per_output_token", "Mean time between output tokens.", _TOKEN_GAP_S)
-VLLM_E2E = _vllm_times("e2e_request_latency", "From arrival at the replica to the end.")
-VLLM_QUEUE_TIME = _vllm_times("request_queue_time", "From arrival to the first admission.")
-VLLM_PREFILL_TIME = _vllm_times("request_prefill_time", "From the first admission to the first output token.")
-VLLM_DECODE_TIME = _vllm_times("request_decode_time", "From the first output token to the last.")
-VLLM_REQUEST_PROMPT_TOKENS = _vllm(
-    "request_prompt_tokens", Kind.HISTOGRAM, "tokens", "Prompt of a request.", bounds=_REQUEST_TOKENS
-)
-VLLM_REQUEST_GENERATION_TOKENS = _vllm(
-    "request_generation_tokens", Kind.HISTOGRAM, "tokens", "Output of a request.", bounds=_REQUEST_TOKENS
-)
-
-VLLM_METRICS: tuple[Metric, ...] = (
-    VLLM_RUNNING,
-    VLLM_WAITING,
-    VLLM_SWAPPED,
-    VLLM_KV_USAGE,
-    VLLM_PREFIX_QUERIES,
-    VLLM_PREFIX_HITS,
-    VLLM_PROMPT_TOKENS,
-    VLLM_GENERATION_TOKENS,
-    VLLM_SUCCESS,
-    VLLM_TTFT,
-    VLLM_TOKEN_TIME,
-    VLLM_E2E,
-    VLLM_QUEUE_TIME,
-    VLLM_PREFILL_TIME,
-    VLLM_DECODE_TIME,
-    VLLM_REQUEST_PROMPT_TOKENS,
-    VLLM_REQUEST_GENERATION_TOKENS,
 )

@@ -65,12 +65,14 @@ class Status(Enum):
 class Call:
     """What the choices of one request share. `cached_tokens` is None until the first admission.
 
+    `arrived_at`, `admitted_at` (for the first time) and `first_token_at` (drawn here) are moments of the driver's.
     `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
     `n_scored` have come. `scores` are those collected and not delivered.
     """
 
     request: Request
     arrival: int
+    arrived_at: float
     deadline: float | None
     n_output_limit: int
     root_hash: bytes
@@ -82,6 +84,8 @@ class Call:
     n_scored: int = 0
     scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
 
     @classmethod
@@ -91,6 +95,7 @@ class Call:
         return cls(
             request=request,
             arrival=arrival,
+            arrived_at=now,
             deadline=None if request.timeout_s is None else now + request.timeout_s,
             n_output_limit=n_output_limit,
             root_hash=root_hash,
