@@ -55,9 +55,10 @@ class RayMetrics:
         elif metric.kind is Kind.GAUGE:
             self._add_gauge(metric.name, metric.meaning, keys)
         else:
-            self._add_gauge(f"{metric.name}_bucket", metric.meaning, (*keys, "le"))
-            self._add_gauge(f"{metric.name}_sum", metric.meaning, keys)
-            self._add_gauge(f"{metric.name}_count", metric.meaning, keys)
+            bucket, total, count = metric.series_names
+            self._add_gauge(bucket, metric.meaning, (*keys, "le"))
+            self._add_gauge(total, metric.meaning, keys)
+            self._add_gauge(count, metric.meaning, keys)
 
     def _add_gauge(self, name: str, meaning: str, keys: tuple[str, ...]) -> None:
         self._gauges[name] = Gauge(name, meaning, _as_serve_types(keys))
@@ -72,11 +73,11 @@ class RayMetrics:
         self._counted[key] = value
 
     def _set_distribution(self, metric: Metric, value: Distribution, tags: dict[str, str]) -> None:
-        buckets = self._gauges[f"{metric.name}_bucket"]
+        buckets, total, count = (self._gauges[name] for name in metric.series_names)
         for bound, n_samples in zip((*map(str, metric.bounds), _INFINITE), value.at_most, strict=True):
             buckets.set(n_samples, tags | {"le": bound})
-        self._gauges[f"{metric.name}_sum"].set(value.total, tags)
-        self._gauges[f"{metric.name}_count"].set(value.at_most[-1], tags)
+        total.set(value.total, tags)
+        count.set(value.at_most[-1], tags)
 
 
 def _as_serve_types(keys: tuple[str, ...]) -> tuple[str]:

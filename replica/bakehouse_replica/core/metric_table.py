@@ -48,6 +48,17 @@ class Metric:
     bounds: tuple[float, ...] = ()
 
     @property
+    def series_names(self) -> tuple[str, ...]:
+        """The names under which Prometheus has its series, but for the `ray_` before Ray's."""
+        match self.kind:
+            case Kind.COUNTER:
+                return (f"{self.name}_total",)
+            case Kind.GAUGE:
+                return (self.name,)
+            case Kind.HISTOGRAM:
+                return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+
+    @property
     def label_sets(self) -> tuple[tuple[str, ...], ...]:
         """The label values of each of its series."""
         return tuple(product(*(label.values for label in self.labels)))

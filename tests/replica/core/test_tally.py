@@ -33,7 +33,7 @@ from driving import Driver, make_driver, make_request
 
 
 def run(driver: Driver) -> int:
-    """Runs to the end; how many went back into the queue (in a step in which somebody does, nobody is admitted)."""
+    """Runs to the end; how many went back into the queue. In a step in which somebody does, nobody is admitted."""
     n_preempted = 0
     while driver.scheduler.has_work:
         n_waiting = driver.scheduler.load().n_waiting
