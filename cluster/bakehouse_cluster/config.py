@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from bakehouse_cluster.config_sections import (
     GatewaySection,
+    MetricsSection,
     ModelSection,
     ReplicaSection,
     Section,
@@ -37,6 +38,7 @@ class Config(Section):
     replica: ReplicaSection = ReplicaSection()
     gateway: GatewaySection = GatewaySection()
     server: ServerSection = ServerSection()
+    metrics: MetricsSection = MetricsSection()
     tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
@@ -120,6 +122,7 @@ class Config(Section):
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
             overlap=self.replica.overlap,
+            vllm_names=self.metrics.vllm_names,
             hash_key=hash_key,
         )
 

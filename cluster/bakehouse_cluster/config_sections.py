@@ -136,6 +136,12 @@ class GatewaySection(Section):
     pools: tuple[PoolName, ...] = ()
 
 
+class MetricsSection(Section):
+    """What is counted for whom. `vllm_names`: also as vLLM names it, so that Ray's "Serve LLM" dashboard fills."""
+
+    vllm_names: bool = False
+
+
 class TracingSection(Section):
     """Whether the spans of requests are kept, and where.
 

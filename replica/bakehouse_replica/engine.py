@@ -33,6 +33,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from bakehouse_replica.commands import Abort, Add, Adopt, Command, Drain, Fail, Stop
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.errors import BakehouseError, DeadlineExceeded, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
@@ -49,6 +50,7 @@ from bakehouse_replica.core.types import (
 )
 from bakehouse_replica.core.vocabulary import check_vocabulary
 from bakehouse_replica.mailbox import Mailbox, Recipient, post
+from bakehouse_replica.meter import Meter
 from bakehouse_replica.streams import StreamTable
 
 logger = logging.getLogger(__name__)
@@ -75,8 +77,13 @@ class Engine:
     ) -> None:
         """`on_failure` is called once, from the engine's thread, after the open streams have been told."""
         self._executor = executor
+        self._meter = Meter()
         self._scheduler = Scheduler(
-            capacity=executor.capacity, policy=policy, model_digest=card.model_digest, hash_key=card.hash_key
+            capacity=executor.capacity,
+            policy=policy,
+            model_digest=card.model_digest,
+            hash_key=card.hash_key,
+            counts=self._meter.counts,
         )
         self._policy = policy
         self._card = card
@@ -109,6 +116,11 @@ class Engine:
     def failure(self) -> str | None:
         """Why the engine is dead, without internals; None while it is not."""
         return self._failure
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """All that this replica counts, as of half a second ago or later."""
+        return self._meter.series
 
     def start(self) -> None:
         """Begin to serve; once."""
@@ -166,7 +178,8 @@ class Engine:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """This replica alone."""
-        return (ReplicaStatus(card=self._card, load=self._load, problem=self._failure or self._refusal),)
+        problem, counted = self._failure or self._refusal, self._meter.status_series
+        return (ReplicaStatus(card=self._card, load=self._load, problem=problem, counted=counted),)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the others to end; whether all did within `timeout_s`."""
@@ -231,6 +244,8 @@ class Engine:
     def _take_commands(self) -> bool:
         """Obey what has come in, waiting for it where there is no work; False once told to stop."""
         is_idle = self._failure is not None or not self._scheduler.has_work
+        if self._failure is None:
+            self._meter.audit_if_due(self._scheduler.check, self._clock, is_idle=is_idle)
         self._refresh_load(is_due=is_idle)
         if is_idle:
             self._tell_drains()
@@ -276,13 +291,19 @@ class Engine:
 
     def _step(self) -> None:
         """Begins the next step where there is one; takes the oldest result unless yet another may be begun."""
-        plan = self._scheduler.plan(self._clock())
+        begun_at = self._clock()
+        plan = self._scheduler.plan(begun_at)
         deltas = self._scheduler.take_deltas()
+        planned_at, result = self._clock(), None
         if plan is not None:
             self._begun.append(self._executor.begin(plan))
         if self._begun and (plan is None or len(self._begun) == self._executor.capacity.max_flights):
-            deltas += self._scheduler.apply(self._begun.popleft().result(), self._clock())
+            result = self._begun.popleft().result()
+        executed_at = self._clock()
+        if result is not None:
+            deltas += self._scheduler.apply(result, executed_at)
         self._deliver(deltas)
+        self._meter.count_step(begun_at, planned_at, executed_at, self._clock())
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
         for request_id in self._streams.deliver(deltas):
@@ -292,6 +313,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         logger.error("the engine has failed; open requests: %s", self._streams.request_ids, exc_info=error)
         self._failure = f"{FAILURE_MESSAGE}: {error}" if isinstance(error, RankLost) else FAILURE_MESSAGE
+        self._meter.take(self._clock(), serves=False)
         self._streams.fail_all(Failure(kind=FailureKind.ENGINE, message=self._failure))
         if self._on_failure is not None:
             self._on_failure(self._failure)
@@ -302,6 +324,9 @@ class Engine:
         now = self._clock()
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
+        if is_due or self._meter.is_due(now):
+            self._scheduler.note(self._load)
+            self._meter.take(now, serves=self._refusal is None)
 
     def _finish_steps(self) -> None:
         """So that none is in flight when the executor is closed; after a failure, nobody knows what would come."""

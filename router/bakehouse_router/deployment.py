@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bakehouse_replica.core.errors import ConfigError
+from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.logs import write_to_serve_log
+from bakehouse_replica.ray_metrics import RayMetrics, log_end, push_for_ever
 from fastapi import FastAPI
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray import serve
@@ -59,12 +61,17 @@ class GatewayDeployment:
             write_to_serve_log(package)
         self._settings = settings
         self._has_started = False
-        self._client = SubscriptionClient(RayCalls(replicas), status_period_s=settings.status_period_s)
+        self._calls = RayCalls(replicas)
+        self._client = SubscriptionClient(self._calls, status_period_s=settings.status_period_s)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
         self._client.start()
-        self._faces = await asyncio.to_thread(_build_faces, self._settings, Dispatcher(self._client))
+        dispatcher, decisions = Dispatcher(self._client), self._calls.decisions
+        self._faces = await asyncio.to_thread(_build_faces, self._settings, dispatcher, decisions)
+        counted = RayMetrics(metric for metric in METRICS if metric.source is Source.GATEWAY)
+        self._pushing = asyncio.create_task(push_for_ever([counted], self._faces.gateway.metrics.series))
+        self._pushing.add_done_callback(log_end)
         return self._faces.http
 
     async def reconfigure(self, user_config: Mapping[str, object]) -> None:
@@ -150,7 +157,9 @@ class GatewayDeployment:
         return await self._faces.grpc.Check(request, grpc_context)
 
 
-def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
+def _build_faces(
+    settings: GatewaySettings, dispatcher: Dispatcher, decisions: Callable[[], Mapping[str, int]]
+) -> _Faces:
     # They load transformers and torch, 3.5 s that a process which only deploys this class need not wait for.
     from bakehouse_replica.source import open_source
 
@@ -166,7 +175,7 @@ def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
     text = load_model_text(open_source(settings.source), template_override=settings.chat_template)
     queue = WaitingQueue(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
     grammars = GrammarChecker(text.tokenizer.vocabulary, settings)
-    metrics = GatewayMetrics(queue=queue)
+    metrics = GatewayMetrics(queue=queue, decisions=decisions)
     tracing = Tracing() if settings.traces else None
     gateway = Gateway(
         settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics, tracing=tracing

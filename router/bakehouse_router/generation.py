@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
+from bakehouse_replica.core.metric_table import CANCELLED, COMPLETE
 from bakehouse_replica.core.types import Delivery, FinishReason, ReplicaStatus, Request
 
+from bakehouse_router.api.errors import error_code
 from bakehouse_router.attempts import Attempts
 from bakehouse_router.inbox import Inbox
-from bakehouse_router.metrics import COMPLETE
 from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
 # After the last terminal delta a stream ends by itself at once; closing it before that would count as a cancel.
@@ -57,8 +58,8 @@ class Admission(Protocol):
 class CallWatch(Protocol):
     """What a gateway needs of `bakehouse_router.metrics.CallWatch`."""
 
-    def see_token(self) -> None:
-        """The call has put out a token; only the first time counts."""
+    def see_tokens(self, prompt: int, n_tokens: int, n_choices: int) -> None:
+        """So many tokens of a prompt, for so many of its choices together, have come in one message."""
         ...
 
     def end(self, outcome: str, usage: "CallUsage") -> None:
@@ -177,7 +178,7 @@ class Generation:
         passes; the others are cancelled then. Iterate it once.
         """
         place: QueuePlace | None = None
-        outcome = "cancelled"
+        outcome = CANCELLED
         inbox: Inbox[_News] = Inbox(self._pause_s)
         try:
             if self._admission is not None:
@@ -197,7 +198,7 @@ class Generation:
             outcome = COMPLETE
             await asyncio.wait(self._pumps, timeout=_END_GRACE_S)
         except Exception as error:
-            outcome, self.error = type(error).__name__, error
+            outcome, self.error = error_code(error), error
             raise
         finally:
             inbox.close()
@@ -239,10 +240,13 @@ class Generation:
         run = self._runs[index]
         if isinstance(item, Delivery):
             self.replica_id = self.replica_id or item.replica_id
+            n_before = run.completion_tokens
             pieces = run.take(item)
-            if self._watch is not None and run.completion_tokens:
-                self._watch.see_token()
-            if self.first_token_at is None and run.completion_tokens:
+            n_tokens = run.completion_tokens - n_before
+            if self._watch is not None and n_tokens:
+                n_choices = len({delta.choice for delta in item.deltas if delta.token_ids})
+                self._watch.see_tokens(index, n_tokens, n_choices)
+            if self.first_token_at is None and n_tokens:
                 self.first_token_at = time.monotonic()
             if self._texts is not None:
                 for piece in pieces:

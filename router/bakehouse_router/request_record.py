@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
+from bakehouse_replica.core.metric_table import CANCELLED
 from starlette.requests import ClientDisconnect
 
 from bakehouse_router.api.errors import problem_of
 from bakehouse_router.calls import Call
 from bakehouse_router.generation import Generation
 from bakehouse_router.request_log import RequestLog
-from bakehouse_router.request_report import CANCELLED, Face, Kind, PromptAttempts, RequestReport
+from bakehouse_router.request_report import Face, Kind, PromptAttempts, RequestReport
 from bakehouse_router.tracing import RequestSpan, Tracing
 
 

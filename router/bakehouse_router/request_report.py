@@ -8,7 +8,6 @@ from bakehouse_router.attempts import Attempt
 from bakehouse_router.calls import Call
 from bakehouse_router.generation import CallUsage
 
-COMPLETE, CANCELLED = "complete", "cancelled"
 Face = Literal["http", "grpc", "handle"]
 Kind = Literal["chat", "completion", "response"]
 

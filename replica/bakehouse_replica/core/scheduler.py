@@ -53,6 +53,7 @@ from itertools import count
 from bakehouse_replica.core.admission import n_slots_of, output_limit
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.budget import StepBudget, is_long
+from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.flight import Flight, check_flights
 from bakehouse_replica.core.hashing import HashScope, root_hash
@@ -60,6 +61,7 @@ from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.room import Room, n_blocks_needed
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Call, Sequence, Status
+from bakehouse_replica.core.tally import Tally, replica_counts
 from bakehouse_replica.core.types import (
     BlockCopy,
     Capacity,
@@ -85,7 +87,10 @@ STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
 
 
 class Scheduler:
-    """Schedules the requests of one replica. Tests break the pool by `pool_type`."""
+    """Schedules the requests of one replica, and counts in `counts`, which are those of `replica_counts`.
+
+    Tests break the pool by `pool_type`.
+    """
 
     def __init__(
         self,
@@ -94,6 +99,7 @@ class Scheduler:
         policy: SchedulingPolicy,
         model_digest: str,
         hash_key: bytes,
+        counts: Counts | None = None,
         pool_type: type[BlockPool] = BlockPool,
     ) -> None:
         self._capacity = capacity
@@ -103,6 +109,7 @@ class Scheduler:
         self._n_slots = n_slots_of(capacity)
         self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
         self._roster = Roster(pool=self._pool, n_slots=self._n_slots)
+        self._tally = Tally(replica_counts() if counts is None else counts, capacity)
         self._early_aborts = RecentIds(REMEMBERED_IDS)
         self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
         self._outbox: list[TokenDelta] = []
@@ -179,7 +186,7 @@ class Scheduler:
         if is_ahead and outranked:
             return None
         for sequence in reversed(outranked):
-            self._roster.preempt(sequence)
+            self._preempt(sequence)
         going_on = [sequence for sequence in running if sequence.wants_steps] if is_ahead else running
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
@@ -225,6 +232,7 @@ class Scheduler:
                 deltas += map(self._take, self._roster.fork(sequence), draws)
             elif scores:
                 deltas += self._end_scored(sequence)
+        self._tally.draw(sum([len(delta.token_ids) for delta in deltas]))
         return deltas
 
     def take_deltas(self) -> list[TokenDelta]:
@@ -248,6 +256,11 @@ class Scheduler:
             step_time_s=self._step_time_s,
             resident=self._pool.resident_hashes(RESIDENT_HASHES_REPORTED),
         )
+
+    def note(self, load: ReplicaLoad) -> None:
+        """Puts the gauges of a snapshot into the counts. O(waiting)."""
+        waiting = self._roster.waiting
+        self._tally.note(load, sum(sequence.call.cached_tokens is not None for sequence in waiting))
 
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
@@ -274,13 +287,14 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         self._outbox += sequence.ends(reason, failure)
-        self._forget(sequence)
+        self._forget(sequence, reason)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
         self._roster.end(sequence)
         request_id = sequence.call.request.request_id
         if request_id not in self._roster.calls:
             self._ended.remember(request_id)
+            self._tally.end(sequence, reason, self._applied_at)
 
     def _end_without_room(self, sequence: Sequence) -> None:
         n_blocks = self._pool.n_blocks_for(len(sequence.tokens))
@@ -325,8 +339,12 @@ class Scheduler:
             if len(running) == 1:
                 self._end_without_room(last)
             else:
-                self._roster.preempt(last)
+                self._preempt(last)
         return has_preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._roster.preempt(sequence)
+        self._tally.preempt()
 
     def _admit(self, budget: StepBudget, now: float) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
@@ -356,7 +374,7 @@ class Scheduler:
             is_first_time = sequence.call.cached_tokens is None
             self._roster.start(sequence, hits)
             if is_first_time:
-                sequence.call.admitted_at = now
+                self._tally.admit(sequence.call, now)
             n_tokens = budget.grant(sequence)
             coming.update(self._roster.coming(sequence, n_tokens))
             copies += self._roster.grow(sequence, n_tokens)
@@ -382,6 +400,7 @@ class Scheduler:
         chunks = tuple(sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items())
         plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
         self._flights.append(Flight(plan, tuple(budget.grants), now))
+        self._tally.depart(len(chunks), sum(budget.grants.values()), len(copies))
         return plan
 
     def _may_prefill(self, n_missing: int) -> bool:
@@ -399,13 +418,15 @@ class Scheduler:
     def _take(self, choice: Sequence, draw: Draw) -> TokenDelta:
         """Appends what was drawn for a choice, and forgets it where it ends with that."""
         kept, reason = choice.accept(draw)
+        if choice.call.first_token_at is None and kept.token_ids:
+            self._tally.begin_output(choice.call, self._applied_at)
         if reason is None:
             return choice.delta(kept)
         failure = None
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
         delta = choice.delta(kept, reason, failure)
-        self._forget(choice)
+        self._forget(choice, reason)
         return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
@@ -414,7 +435,7 @@ class Scheduler:
         if reason is None or sequence.call.owes_scores:
             return []
         deltas = sequence.ends(reason)
-        self._forget(sequence)
+        self._forget(sequence, reason)
         return deltas
 
     def _measure(self, elapsed_s: float) -> None:

@@ -65,7 +65,7 @@ class Status(Enum):
 class Call:
     """What the choices of one request share. `cached_tokens` is None until the first admission.
 
-    `arrived_at` and `admitted_at` (for the first time) are moments of the driver's.
+    `arrived_at`, `admitted_at` (for the first time) and `first_token_at` (drawn here) are moments of the driver's.
     `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
     `n_scored` have come. `scores` are those collected and not delivered.
     """
@@ -85,6 +85,7 @@ class Call:
     scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
     admitted_at: float | None = None
+    first_token_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
 
     @classmethod

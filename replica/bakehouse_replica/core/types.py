@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.sampling import SamplingParams, require
 
 
@@ -298,11 +299,15 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """One replica as seen from outside: `problem` says in words why it does not serve, None where it does."""
+    """One replica as seen from outside: `problem` says in words why it does not serve, None where it does.
+
+    `counted`: what it has counted, counters and gauges.
+    """
 
     card: ReplicaCard
     load: ReplicaLoad
     problem: str | None = None
+    counted: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,18 +29,25 @@ async def stream_deltas(
     Raises on the first step what HTTP would answer with a status, later what it would end its stream with. Closing
     the generator cancels the call. `record`: of the request, whose end is the caller's.
     """
-    body, call = _parsed(gateway, kind, fields, origin)
-    call_id = f"{kind}-{secrets.token_hex(16)}"
-    generation = await gateway.start(call, call_id, record=record)
-    writers = _Writers(gateway, call, call_id, generation)
-    counts_along = bool(body.stream_options and body.stream_options.continuous_usage_stats)
-    async with aclosing(generation.pieces()) as pieces:
-        async for arrived in pieces:
-            for piece in arrived:
-                delta = writers.write(piece, counts_along)
-                if delta is not None:
-                    yield delta
-    yield Delta(call_id=call_id, usage=generation.usage)
+    has_begun = False
+    try:
+        body, call = _parsed(gateway, kind, fields, origin)
+        call_id = f"{kind}-{secrets.token_hex(16)}"
+        generation = await gateway.start(call, call_id, record=record)
+        writers = _Writers(gateway, call, call_id, generation)
+        counts_along = bool(body.stream_options and body.stream_options.continuous_usage_stats)
+        async with aclosing(generation.pieces()) as pieces:
+            async for arrived in pieces:
+                for piece in arrived:
+                    delta = writers.write(piece, counts_along)
+                    if delta is not None:
+                        has_begun = True
+                        yield delta
+        yield Delta(call_id=call_id, usage=generation.usage)
+    except Exception as error:
+        if not has_begun:
+            gateway.metrics.reject(error)
+        raise
 
 
 def _parsed(gateway: Gateway, kind: Kind, fields: Fields, origin: Origin) -> tuple[GenerationBody, Call]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import grpc
-from bakehouse_replica.core.errors import RequestTooLarge
+from bakehouse_replica.core.errors import BakehouseError, RequestTooLarge
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -124,9 +124,13 @@ class InferenceService:
     def _admit(self, request: Message, call: "_Call") -> Origin:
         """Who asks. Raises `Unauthenticated`, or `RequestTooLarge` beyond the limit of an HTTP body."""
         limit = self._gateway.settings.max_body_bytes
-        if request.ByteSize() > limit:
-            raise RequestTooLarge(f"the request has {request.ByteSize()} bytes; the limit is {limit}")
-        return Origin(tenant="" if self._keys is None else self._keys.tenant_of(call.authorization))
+        try:
+            if request.ByteSize() > limit:
+                raise RequestTooLarge(f"the request has {request.ByteSize()} bytes; the limit is {limit}")
+            return Origin(tenant="" if self._keys is None else self._keys.tenant_of(call.authorization))
+        except BakehouseError as error:
+            self._gateway.metrics.reject(error)
+            raise
 
     async def _answered(
         self,

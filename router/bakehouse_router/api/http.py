@@ -4,12 +4,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.errors import BakehouseError, Unauthenticated
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, KeyGuard
 from bakehouse_router.api.generating import REPLICA_HEADER
@@ -20,6 +21,7 @@ from bakehouse_router.api.routes import Routes
 from bakehouse_router.api.surround import REQUEST_ID_HEADER, Surround, error_response, refuse
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
+from bakehouse_router.metrics import GatewayMetrics
 from bakehouse_router.request_report import Kind
 from bakehouse_router.tracing import TRACEPARENT
 
@@ -37,9 +39,19 @@ _RECORDED: dict[str, Kind] = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-async def _tell_error(request: Request, error: Exception) -> Response:
+async def _tell_error(metrics: GatewayMetrics, request: Request, error: Exception) -> Response:
     note_error(request.scope, error)
+    if isinstance(error, BakehouseError) and request.method == "POST":
+        metrics.reject(error)
     return error_response(error, request.state.request_id)
+
+
+async def _refuse(
+    metrics: GatewayMetrics, error: Unauthenticated, scope: Scope, receive: Receive, send: Send
+) -> None:
+    if scope["method"] == "POST":
+        metrics.reject(error)
+    await refuse(error, scope, receive, send)
 
 
 async def _nobody_left(request: Request, error: Exception) -> Response:
@@ -85,13 +97,13 @@ def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
     app.add_route("/openapi.json", partial(_describe, document), methods=["GET"])
     for kind in (BakehouseError, HTTPException):
-        app.add_exception_handler(kind, _tell_error)
+        app.add_exception_handler(kind, partial(_tell_error, gateway.metrics))
     app.add_exception_handler(ClientDisconnect, _nobody_left)
     if keys is not None:
         open_paths = OPEN_PATHS | {METRICS_PATH} if gateway.settings.opens_metrics else OPEN_PATHS
-        app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=refuse)
+        app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=partial(_refuse, gateway.metrics))
     app.add_middleware(Recorded, records=gateway.records, kinds=_RECORDED)
-    app.add_middleware(Surround, tells_request_id=tells_request_id)
+    app.add_middleware(Surround, tells_request_id=tells_request_id, on_failure=gateway.metrics.reject)
     if gateway.settings.cors_origins:  # outermost: a page may read errors too, and asks without a key first
         app.add_middleware(
             CORSMiddleware,
