@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := cluster router replica kernels tests
+SOURCES := cluster router replica kernels helm/tools tests
 RAY_TESTS := tests/e2e tests/replica/test_actor.py
 export PYTHONPATH := cluster:replica:kernels:router
 # Idle OpenMP threads that spin make tests that share two cores several times slower.
@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY := passive
 # Of three versions the outermost: what only the middle one lacks has not been seen. `make test-all` checks all.
 PYTHONS := 3.11 3.13
 MYPY := $(BIN)/mypy cluster/bakehouse cluster/bakehouse_cluster router/bakehouse_router replica/bakehouse_replica \
-  kernels/bakehouse_kernels tests
+  kernels/bakehouse_kernels helm/tools tests
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-all check format clean

@@ -1,6 +1,7 @@
 """Builds the Serve application: gateways in front of replicas, from one configuration."""
 
 import secrets
+from collections.abc import Sequence
 from math import floor
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from bakehouse_cluster.config import Config
+from bakehouse_cluster.serve_config import GATEWAY, REPLICA, autoscaling, tracing_environment
 
 # The scheduler queues by itself; Serve must only never be what limits a replica.
 MAX_ONGOING_REQUESTS = 4096
@@ -22,6 +24,8 @@ HEALTH_CHECK_PERIOD_S = 1.0
 # A prefill step on a busy laptop may hold the process's lock for a while; three missed seconds would kill it.
 HEALTH_CHECK_TIMEOUT_S = 15.0
 RAY_SHARES = 10_000  # of a CPU: Ray counts no finer
+# Nodes have it on Kubernetes, where the chart names the pools.
+POOL_LABEL = "bakehouse/pool"
 ROUTING_STATS_PERIOD_S = 0.5
 ROUTING_STATS_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
@@ -53,7 +57,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     # OpenMP's threads must not spin between products: the gateway and Numba's threads need the same cores. Where
     # both cores were busy, a step of 32 sequences took 502 ms without spinning and 2,796 ms with it; on a quiet
     # machine it makes no difference (168 and 166 ms).
-    env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE
+    env_vars = {"OMP_WAIT_POLICY": "passive"} | ONE_LOOP | ANY_SIZE | tracing_environment(config.tracing)
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
@@ -63,15 +67,21 @@ def _replica_deployment(config: Config) -> serve.Deployment:
         "num_gpus": bundle.get("GPU", 0),
         "runtime_env": {"env_vars": env_vars},
     }
+    selector = pool_selector(config.replica.pools)
     ranks: dict[str, Any] = {}
     if config.replica.tensor_parallel > 1:
         ranks = {
             "placement_group_bundles": [bundle] * config.replica.tensor_parallel,
             "placement_group_strategy": config.replica.rank_placement.upper(),
+            "placement_group_bundle_label_selector": [selector] if selector else None,
         }
+    elif selector:
+        options["label_selector"] = selector
+    autoscale = config.replica.autoscale
     return serve.deployment(
-        name="Replica",
-        num_replicas=config.server.replicas,
+        name=REPLICA,
+        num_replicas=config.server.replicas if autoscale is None else None,
+        autoscaling_config=None if autoscale is None else autoscaling(autoscale, config.server.gateways),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
@@ -89,6 +99,17 @@ def _replica_deployment(config: Config) -> serve.Deployment:
         ray_actor_options=options,
         **ranks,
     )(ReplicaActor)
+
+
+def pool_selector(pools: Sequence[str]) -> dict[str, str]:
+    """What Ray asks of a node's labels: that it is in one of the pools, or nothing where none is named."""
+    match pools:
+        case []:
+            return {}
+        case [pool]:
+            return {POOL_LABEL: pool}
+        case _:
+            return {POOL_LABEL: f"in({','.join(pools)})"}
 
 
 def _n_gpus() -> float:
@@ -111,14 +132,19 @@ def rank_bundle(config: Config, *, has_gpus: bool) -> dict[str, float]:
 
 
 def _gateway_deployment(config: Config) -> serve.Deployment:
-    env_vars = ONE_THREAD | ANY_SIZE | (ONE_LOOP if config.gateway.one_loop else {})
+    env_vars = ONE_THREAD | ANY_SIZE | tracing_environment(config.tracing)
+    if config.gateway.one_loop:
+        env_vars |= ONE_LOOP
+    options: dict[str, object] = {"num_cpus": config.gateway.cpus, "runtime_env": {"env_vars": env_vars}}
+    if selector := pool_selector(config.gateway.pools):
+        options["label_selector"] = selector
     return serve.deployment(
-        name="Gateway",
+        name=GATEWAY,
         num_replicas=config.server.gateways,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=config.server.drain_s,
-        ray_actor_options={"num_cpus": config.gateway.cpus, "runtime_env": {"env_vars": env_vars}},
+        ray_actor_options=options,
     )(GatewayDeployment)

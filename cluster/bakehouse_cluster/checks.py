@@ -9,6 +9,7 @@ from bakehouse_router.keys import read_keys
 
 from bakehouse_cluster.config import Config
 from bakehouse_cluster.ports import require_free_ports
+from bakehouse_cluster.span_export import require_exporter
 
 # What models and machines may not be able to do.
 _OF_MODEL = {"max_model_len", "dtype", "quantize", "kv_dtype", "device"}
@@ -22,6 +23,8 @@ def check_before_start(config: Config) -> None:
     _require_memory(config)
     _require_free_ports(config)
     config.gateway_settings()  # reads the chat template
+    if config.tracing.enabled and config.tracing.exporter == "otlp":
+        require_exporter()
     if config.gateway.keys is not None:
         read_keys(config.gateway.keys)
 
@@ -82,7 +85,7 @@ def _require_free_ports(config: Config) -> None:
 def _require_memory(config: Config) -> None:
     """Refuses at once what no replica could get; the exact check is the replica's, which knows the model."""
     total_bytes = psutil.virtual_memory().total
-    wanted_bytes = (config.replica.kv_memory or 0) * config.server.replicas + config.server.object_store
+    wanted_bytes = (config.replica.kv_memory or 0) * config.max_replicas + config.server.object_store
     if wanted_bytes > total_bytes:
         raise StartupError(
             f"kv_memory and object store want {wanted_bytes / 2**30:,.1f} GiB; this machine's memory is "

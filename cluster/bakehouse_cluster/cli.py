@@ -10,7 +10,7 @@ from bakehouse_replica.core.errors import BakehouseError
 from bakehouse_replica.source import open_source
 from rich.console import Console
 
-from bakehouse_cluster import serving
+from bakehouse_cluster import config_command, serving
 from bakehouse_cluster.bench import command as bench
 from bakehouse_cluster.capturing import captures_told
 from bakehouse_cluster.compiling import compiling_told
@@ -47,6 +47,7 @@ TensorParallel = Annotated[int | None, typer.Option(help="Ranks that share one c
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
+app.add_typer(config_command.app, name="config")
 
 
 def _tell_version(is_asked: bool) -> None:

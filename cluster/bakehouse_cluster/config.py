@@ -1,142 +1,54 @@
 """One typed, frozen configuration tree, read from YAML and overridden by flags.
 
-The tree is what a user writes; `replica_settings` and `gateway_settings` turn it into what the parts are told.
-Nothing else in the project reads a configuration file.
+The tree is what a user writes (`config_sections` has its keys); `replica_settings` and `gateway_settings` turn it
+into what the parts are told. Nothing else in the project reads a configuration file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self, TypeGuard, get_args
 
 import yaml
 from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import name_of
-from bakehouse_router.settings import GatewaySettings, ToolFormatName
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
+from bakehouse_router.settings import GatewaySettings
+from pydantic import BaseModel, ValidationError, model_validator
 
-from bakehouse_cluster.serve_environment import Ingress
+from bakehouse_cluster.config_sections import (
+    GatewaySection,
+    MetricsSection,
+    ModelSection,
+    ReplicaSection,
+    Section,
+    ServerSection,
+    TracingSection,
+)
 
-Size = Annotated[ByteSize, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 # A replica with less of a CPU than this would not answer Serve's health checks in time.
 MIN_CPUS = 0.05
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def _switch(value: object) -> object:
-    return (
-        {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-    )  # as YAML reads a bare on and off
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class ModelSection(_Section):
-    """What is served. `source`: alias, folder, GGUF file, hub id, or `scripted:FILE`.
-
-    `chat_template`: a file or the text. `tool_format`: how the model writes tool calls; `auto` goes by its chat
-    template. `weights` `dummy`: random ones, made from the model's configuration alone.
-    """
-
-    source: Annotated[str, Field(min_length=1)] = "smollm2"
-    revision: str | None = None
-    served_name: str | None = None
-    chat_template: str | None = None
-    tool_format: ToolFormatName = "auto"
-    max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantize: Literal["none", "int8"] = "none"
-    kv_dtype: Literal["auto", "float32", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    weights: Literal["checkpoint", "dummy"] = "checkpoint"
-
-
-class ReplicaSection(_Section):
-    """What one replica may use and how it fills a step; sizes as `512MiB` or `2GB`.
-
-    `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `tensor_parallel`: ranks
-    that share one replica's model, memory, CPUs and threads, each with a GPU of its own where there are GPUs;
-    `rank_placement`: all on one node, or on several where one has no room. A rank that is silent for
-    `rank_timeout_s` is lost. `executor` `fake` draws tokens without a model, in steps of `fake_step_ms`: it shows
-    what everything around a model costs. `overlap`: the next step is planned while one runs; `auto` on a GPU.
-    """
-
-    kv_memory: Size | None = None
-    block_size: Count | None = None
-    max_step_tokens: Count | None = None
-    max_sequences: Count | None = None
-    max_prefill_tokens: Count | None = None
-    max_waiting_requests: Count = 4096
-    cpus: Cpus | None = None
-    threads: Count | None = None
-    tensor_parallel: Count = 1
-    rank_placement: Literal["strict_pack", "pack"] = "strict_pack"
-    rank_timeout_s: Seconds = 60.0
-    executor: Literal["model", "fake"] = "model"
-    fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-
-
-class GatewaySection(_Section):
-    """Limits on what clients may send, who may send it, and what one gateway reserves.
-
-    `keys`: a file of API keys and their tenants. `cors_origins`: web pages of these origins may call. `one_loop`:
-    all of a gateway runs on one event loop, see `bakehouse_cluster.app`.
-    """
-
-    max_body: Size = ByteSize(4 * 1024 * 1024)
-    max_choices: Count = 16
-    max_prompts: Count = 64
-    max_stops: Count = 16
-    max_stop_chars: Count = 256
-    max_logprobs: Count = 20
-    max_listed_tokens: Count = 1024
-    max_schema: Size = ByteSize(64 * 1024)
-    max_schema_depth: Count = 32
-    max_tools: Count = 128
-    max_queued_requests: Count = 1024
-    max_queued_tokens: Count = 1_000_000
-    keys: Path | None = None
-    open_metrics: bool = False
-    cors_origins: tuple[str, ...] = ()
-    ignore_unknown_fields: bool = False
-    keep_alive_s: Seconds = 5.0
-    cpus: Cpus = 0.1
-    one_loop: bool = True
-
-
-class ServerSection(_Section):
-    """Where and how wide the server runs.
-
-    `host`, the ports, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
-    `grpc_port` None offers no gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`.
-    `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
-    """
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    ingress: Ingress = "direct"
-    allow_unauthenticated: bool = False
-    replicas: Count = 1
-    gateways: Count = 1
-    drain_s: Seconds = 30.0
-    object_store: Annotated[ByteSize, Field(ge=80_000_000)] = ByteSize(128 * 1024 * 1024)  # Ray takes no less
-
-
-class Config(_Section):
+class Config(Section):
     """The whole tree."""
 
     model: ModelSection = ModelSection()
     replica: ReplicaSection = ReplicaSection()
     gateway: GatewaySection = GatewaySection()
     server: ServerSection = ServerSection()
+    metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.replica.autoscale is not None and "replicas" in self.server.model_fields_set:
+            raise ValueError(
+                f"server.replicas: it is {self.server.replicas}, but replica.autoscale says how many there are; "
+                f"leave out one of the two"
+            )
+        return self
 
     @property
     def source(self) -> ModelSource:
@@ -148,17 +60,29 @@ class Config(_Section):
         """What clients call the model."""
         return self.model.served_name or name_of(self.source)
 
-    def shared_out(self, n_cpus: int) -> Self:
-        """This configuration with `replica.cpus` and `replica.threads` filled in, so that all fit on `n_cpus`.
+    @property
+    def n_replicas(self) -> int:
+        """How many there are from the start on."""
+        return self.server.replicas if self.replica.autoscale is None else self.replica.autoscale.min_replicas
 
-        Raises `ConfigError` where they cannot.
+    @property
+    def max_replicas(self) -> int:
+        """How many there may be at once."""
+        return self.server.replicas if self.replica.autoscale is None else self.replica.autoscale.max_replicas
+
+    def shared_out(self, n_cpus: int) -> Self:
+        """This configuration for one machine, whose `n_cpus` are shared out among all replicas that there may be:
+        `replica.cpus` and `replica.threads` are filled in, and there are no pools.
+
+        Raises `ConfigError` where not all fit.
         """
-        n_replicas = self.server.replicas
+        n_replicas = self.max_replicas
+        named = "server.replicas" if self.replica.autoscale is None else "replica.autoscale.max_replicas"
         share = floor(100 * (n_cpus - self.server.gateways * self.gateway.cpus) / n_replicas) / 100
         needed = MIN_CPUS * self.replica.tensor_parallel
         if self.replica.cpus is None and share < needed:
             raise ConfigError(
-                f"server.replicas: {n_replicas} replicas leave {max(share, 0):.2f} CPUs to each, of {n_cpus}; "
+                f"{named}: {n_replicas} replicas leave {max(share, 0):.2f} CPUs to each, of {n_cpus}; "
                 f"each needs {needed:g}"
             )
         n_reserved = round(n_replicas * (self.replica.cpus or share) + self.server.gateways * self.gateway.cpus, 4)
@@ -170,9 +94,11 @@ class Config(_Section):
             update={
                 "cpus": self.replica.cpus or share,
                 "threads": self.replica.threads or max(1, n_cpus // n_replicas),
+                "pools": (),
             }
         )
-        return self.model_copy(update={"replica": replica})
+        gateway = self.gateway.model_copy(update={"pools": ()})
+        return self.model_copy(update={"replica": replica, "gateway": gateway})
 
     def replica_settings(self, hash_key: bytes) -> ReplicaSettings:
         """What each replica is told; `hash_key` is one secret for all of them."""
@@ -196,6 +122,7 @@ class Config(_Section):
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
             overlap=self.replica.overlap,
+            vllm_names=self.metrics.vllm_names,
             hash_key=hash_key,
         )
 
@@ -223,6 +150,9 @@ class Config(_Section):
             cors_origins=self.gateway.cors_origins,
             ignores_unknown_fields=self.gateway.ignore_unknown_fields,
             keep_alive_s=self.gateway.keep_alive_s,
+            request_log=self.gateway.request_log,
+            logs_prompts=self.gateway.log_prompts,
+            traces=self.tracing.enabled,
         )
 
 
@@ -231,7 +161,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> Config:
 
     Raises `ConfigError` whose message begins with the dotted path of the wrong key.
     """
-    tree = {} if path is None else _read(path)
+    tree = {} if path is None else read_tree(path)
     for dotted, value in overrides.items():
         if value is not None:
             section, key = dotted.split(".")
@@ -252,20 +182,33 @@ def parse_config(tree: object) -> Config:
 def _describe(problem: Mapping[str, object]) -> str:
     location = problem["loc"]
     assert isinstance(location, tuple), "pydantic gives the path as a tuple"
-    dotted = ".".join(str(part) for part in location) or "configuration"
+    dotted = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        section = Config.model_fields.get(str(location[0])) if len(location) > 1 else None
-        model = section.annotation if section is not None else Config
-        assert isinstance(model, type), "each section is a model"
-        assert issubclass(model, BaseModel), "each section is a model"
-        return f"{dotted}: unknown key; known here: {', '.join(model.model_fields)}"
+        return f"{dotted}: unknown key; known here: {', '.join(_model_at(location[:-1]).model_fields)}"
     message = str(problem["msg"])
+    if problem["type"] == "value_error":  # ours, of several keys
+        message = message.removeprefix("Value error, ")
+        return f"{dotted}: {message}" if dotted else message
     if str(problem["type"]).startswith("byte_size"):
         message = "a size is expected, such as 512MiB or 2GB"
-    return f"{dotted}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
+    return f"{dotted or 'configuration'}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
 
 
-def _read(path: Path) -> dict[str, object]:
+def _model_at(location: Sequence[object]) -> type[BaseModel]:
+    """The part of the tree at a path of keys."""
+    model: type[BaseModel] = Config
+    for key in location:
+        annotation = model.model_fields[str(key)].annotation
+        model = next(part for part in (annotation, *get_args(annotation)) if _is_model(part))
+    return model
+
+
+def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def read_tree(path: Path) -> dict[str, object]:
+    """The plain values of the YAML file at `path`; raises `ConfigError` where it is no mapping of sections."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -25,14 +25,13 @@ from bakehouse_replica.core.errors import StartupError, Unavailable
 from bakehouse_cluster.guard import end_all
 from bakehouse_cluster.ports import LOOPBACK, free_port, require_free_ports
 from bakehouse_cluster.progress import n_of
-from bakehouse_cluster.serve_environment import LocalRaySettings, environment
+from bakehouse_cluster.serve_environment import APP_NAME, GRPC_SERVICES, LocalRaySettings, environment
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
 logger = logging.getLogger(__name__)
 
-APP_NAME = "bakehouse"
 # A Unix socket's path holds 107 bytes on Linux and 103 on macOS; Ray appends "/ray/session_<date>_<time>_<pid>/
 # sockets/plasma_store" to our folder, 70 bytes with a pid of seven digits.
 MAX_FOLDER_BYTES = 103 - 70
@@ -44,7 +43,6 @@ TAKEN_PORT_SIGNS = ("Failed to bind to address", "NoAvailablePortError")
 DRAIN_POLL_S = 0.1
 # Serve's proxy takes 3 s to start where nothing else runs; Serve would give up after 60 s.
 START_TIMEOUT_S = 300.0
-GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
 WORKER_HOOK = "bakehouse_cluster.worker_hook.confine_worker"
 T = TypeVar("T")
 
@@ -141,6 +139,7 @@ class LocalRay:
                 http_options=HTTPOptions(host=settings.host, port=0 if is_direct else settings.port),
                 grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=services),
                 proxy_location="HeadOnly",
+                tracing_config=None if settings.tracing is None else dict(settings.tracing),
             )
         except (RayError, TimeoutError) as error:
             self._refuse_taken_port([str(error)])

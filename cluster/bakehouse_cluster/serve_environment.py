@@ -1,6 +1,7 @@
-"""What a local Ray and its Serve are told by environment variables, above all how requests come in.
+"""What Ray and its Serve are told by environment variables, above all how requests come in.
 
-Serve reads them when it is imported, in every process, so they are set before and passed on to all workers.
+Serve reads them when it is imported, in every process, so they are set before and passed on to all workers. For a
+Ray of our own on one machine `environment` has them, for a cluster that others start `cluster_environment`.
 
 | ingress   | who listens on the asked ports                               | gateways | beyond loopback |
 |-----------|--------------------------------------------------------------|----------|-----------------|
@@ -9,7 +10,8 @@ Serve reads them when it is imported, in every process, so they are set before a
 | `haproxy` | HAProxy, which passes on the gateways' bytes                 | any      | always          |
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +19,8 @@ from bakehouse_cluster.ports import free_port
 
 Ingress = Literal["direct", "proxy", "haproxy"]
 
+APP_NAME = "bakehouse"
+GRPC_SERVICES = "bakehouse_router.grpc_ingress.add_services"
 # Holds what a reply can report of the longest prompts.
 MIN_GRPC_BYTES = 64 * 1024 * 1024
 MIDDLEWARES = "bakehouse_router.serve_headers.middlewares"
@@ -28,7 +32,8 @@ HARD_STOP_S = 3600
 class LocalRaySettings:
     """Where the server listens and what Ray may use; `n_cpus` is what Ray's scheduler may hand out.
 
-    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way.
+    `grpc_port` None offers no gRPC. `max_grpc_bytes` bounds one message of it, either way. `tracing`: Serve's
+    `tracing_config`, None where nothing is traced; `variables`: for all processes besides those that are needed.
     """
 
     host: str
@@ -38,7 +43,12 @@ class LocalRaySettings:
     max_grpc_bytes: int = MIN_GRPC_BYTES
     n_cpus: int
     object_store_bytes: int
+    tracing: Mapping[str, object] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
+
+# On one machine no load balancer has to notice that a gateway goes.
+_NO_BALANCER = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
 
 # What Ray and Serve do all the time on one machine where little changes. At their own pace (0.1 s, 0.1 s, 5 s,
 # 0.1 s, 1 s) an idle server takes 14 % of a core, a quarter of it Serve's controller; so it takes 9.5 %.
@@ -49,6 +59,23 @@ UNHURRIED = {
     "RAY_raylet_report_resources_period_milliseconds": "500",
     "RAY_task_events_report_interval_ms": "5000",
 }
+
+
+def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[str, str]:
+    """The variables for the head and every worker of a cluster, whose nodes have an address of their own each.
+
+    `drain_s`: `server.drain_s` of the configuration. `haproxy` False leaves Serve's own proxies in front.
+    """
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,  # Serve's headers are not for clients to set
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MIN_GRPC_BYTES),  # else 2 GiB
+        "RAY_worker_register_timeout_seconds": "300",  # else 60: a cold image takes longer to import torch
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
+        # A node that is told to go lets its streams end; 30 by default, whatever `server.drain_s` is.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
+        **(_haproxy() if haproxy else {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
+    }
 
 
 def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> dict[str, str]:
@@ -65,6 +92,7 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time
         **_ingress_environment(settings, folder),
+        **settings.variables,
     }
 
 
@@ -78,7 +106,7 @@ def _ingress_environment(settings: LocalRaySettings, folder: Path) -> dict[str, 
                 "RAY_SERVE_DEFAULT_HTTP_HOST": settings.host,  # for `confine_worker`
             }
         case "haproxy":
-            return _haproxy(folder / "haproxy")
+            return _haproxy() | haproxy_places(folder / "haproxy") | _NO_BALANCER
 
 
 def _direct(settings: LocalRaySettings) -> dict[str, str]:
@@ -90,15 +118,14 @@ def _direct(settings: LocalRaySettings) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(settings.port + 1),  # exclusive
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc_port + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer has to notice
+        **_NO_BALANCER,
         "RAY_SERVE_PORT_QUARANTINE_S": "0",  # else the one port is barred for 150 s after a gateway has crashed
     }
 
 
-def _haproxy(folder: Path) -> dict[str, str]:
-    """Its files lie in the private folder and its own two ports are free ones, so that several may live here."""
+def haproxy_places(folder: Path) -> dict[str, str]:
+    """Files in a private folder, and free ports for its own two, so that several may live on one machine."""
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "s"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
@@ -106,6 +133,14 @@ def _haproxy(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+    }
+
+
+def _haproxy() -> dict[str, str]:
+    """No process in Python passes on the gateways' bytes, and gRPC calls that clients give up are cancelled; where
+    Serve's own proxy stands in front, some go on.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_S),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }

@@ -21,6 +21,7 @@ from bakehouse_cluster.config import Config
 from bakehouse_cluster.local_ray import LocalRay
 from bakehouse_cluster.ports import LOOPBACK
 from bakehouse_cluster.progress import Stages, n_of
+from bakehouse_cluster.serve_config import tracing, tracing_environment
 from bakehouse_cluster.serve_environment import MIN_GRPC_BYTES, LocalRaySettings
 
 EXAMPLE = "What is the capital of France?"
@@ -55,6 +56,8 @@ def serve(config: Config, stages: Stages) -> int:
             max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
+            tracing=tracing(config.tracing) if config.tracing.enabled else None,
+            variables=tracing_environment(config.tracing),
         )
     )
     interrupts = _Interrupts(ray.kill, stages.abandon)
@@ -119,7 +122,7 @@ def _serve_until_interrupted(config: Config, ray: LocalRay, stages: Stages, cach
 
 def _deploy(config: Config, ray: LocalRay, stages: Stages, cache_dir: Path) -> None:
     with (
-        stages.stage(n_of(config.server.replicas, "replica")),
+        stages.stage(n_of(config.n_replicas, "replica")),
         compiling_told(stages.note),
         captures_told(stages.note, cache_dir),
     ):
@@ -162,12 +165,18 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     stages.note(f"  logs       {ray.log_folder}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
-        f"{n_of(server.replicas, 'replica')}; "
+        f"{_replicas(config)}; "
         f"Ray's object store at most {server.object_store / 2**20:.0f} MiB"
     )
     if (server.ingress == "haproxy" or not is_loopback(server.host)) and config.gateway.keys is None:
         stages.note("  WARNING    this server can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
+
+
+def _replicas(config: Config) -> str:
+    if config.n_replicas == config.max_replicas:
+        return n_of(config.n_replicas, "replica")
+    return f"{config.n_replicas} to {n_of(config.max_replicas, 'replica')}"
 
 
 def _environment(ray: LocalRay) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -21,12 +21,15 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from bakehouse_replica.core.errors import EngineDead, StartupError
+from bakehouse_replica.core.errors import ConfigError, EngineDead, StartupError
+from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
+from bakehouse_replica.core.vllm_table import VLLM_METRICS
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.logs import write_to_serve_log
+from bakehouse_replica.ray_metrics import RayMetrics, log_end, push_for_ever
 from bakehouse_replica.service import ReplicaService
 from bakehouse_replica.settings import ReplicaSettings
 
@@ -55,6 +58,22 @@ class ReplicaActor:
         self._engine = await asyncio.to_thread(_build_engine, settings, replica_id)
         self._service = ReplicaService(self._engine)
         self._engine.start()
+        groups = _metrics(settings, self._engine)
+        self._pushing = asyncio.create_task(push_for_ever(groups, lambda: self._engine.series))
+        self._pushing.add_done_callback(log_end)
+        self._has_started = False
+
+    async def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Serve calls it once at the start, and whenever the deployment's `user_config` has changed.
+
+        Raises `ConfigError` at the start only: later, Serve would end a replica for it, with all that it does.
+        """
+        try:
+            self._service.reconfigure(user_config)
+        except ConfigError as error:
+            if not self._has_started:
+                raise
+            logger.error("the limits stay as they are: %s", error)
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """See `ReplicaService.generate`."""
@@ -89,8 +108,16 @@ class ReplicaActor:
 
     async def check_health(self) -> None:
         """Raises where this replica cannot serve any more; Serve then replaces it."""
+        self._has_started = True  # Serve asks for the first time when it has configured the replica
         if self._engine.failure is not None:
             raise EngineDead(self._engine.failure)
+
+
+def _metrics(settings: ReplicaSettings, engine: Engine) -> list[RayMetrics]:
+    own = RayMetrics(metric for metric in METRICS if metric.source is Source.REPLICA)
+    if not settings.vllm_names:
+        return [own]
+    return [own, RayMetrics(VLLM_METRICS, {"model_name": engine.card.model_name})]
 
 
 def _build_engine(settings: ReplicaSettings, replica_id: str) -> Engine:

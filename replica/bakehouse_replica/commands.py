@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from bakehouse_replica.core.errors import BakehouseError
-from bakehouse_replica.core.types import Request
+from bakehouse_replica.core.types import Request, SchedulingPolicy
 from bakehouse_replica.mailbox import Recipient
 
 
@@ -22,6 +22,13 @@ class Abort:
 
     request_id: str
     recipient: Recipient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Schedule by this policy from now on."""
+
+    policy: SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +50,4 @@ class Fail:
     error: BakehouseError
 
 
-Command = Add | Abort | Drain | Fail | Stop
+Command = Add | Abort | Adopt | Drain | Fail | Stop

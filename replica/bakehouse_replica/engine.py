@@ -27,7 +27,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
-from bakehouse_replica.commands import Abort, Add, Command, Drain, Fail, Stop
+from bakehouse_replica.commands import Abort, Add, Adopt, Command, Drain, Fail, Stop
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.errors import BakehouseError, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
@@ -44,6 +45,7 @@ from bakehouse_replica.core.types import (
 )
 from bakehouse_replica.core.vocabulary import check_vocabulary
 from bakehouse_replica.mailbox import Mailbox, Recipient, post
+from bakehouse_replica.meter import Meter
 from bakehouse_replica.preparing import prepared
 from bakehouse_replica.streams import StreamTable
 
@@ -71,9 +73,15 @@ class Engine:
     ) -> None:
         """`on_failure` is called once, from the engine's thread, after the open streams have been told."""
         self._executor = executor
+        self._meter = Meter()
         self._scheduler = Scheduler(
-            capacity=executor.capacity, policy=policy, model_digest=card.model_digest, hash_key=card.hash_key
+            capacity=executor.capacity,
+            policy=policy,
+            model_digest=card.model_digest,
+            hash_key=card.hash_key,
+            counts=self._meter.counts,
         )
+        self._policy = policy
         self._card = card
         self._clock = clock
         self._on_failure = on_failure
@@ -96,9 +104,19 @@ class Engine:
         return self._card
 
     @property
+    def policy(self) -> SchedulingPolicy:
+        """By which requests that come from now on are scheduled."""
+        return self._policy
+
+    @property
     def failure(self) -> str | None:
         """Why the engine is dead, without internals; None while it is not."""
         return self._failure
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """All that this replica counts, as of half a second ago or later."""
+        return self._meter.series
 
     def start(self) -> None:
         """Begin to serve; once."""
@@ -138,6 +156,14 @@ class Engine:
         """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
         self._commands.put(Abort(request_id))
 
+    def adopt(self, policy: SchedulingPolicy) -> None:
+        """Schedule by another policy, between two steps; nothing that runs or waits is touched, and never waits.
+
+        `max_model_len` must stay.
+        """
+        self._policy = policy
+        self._commands.put(Adopt(policy))
+
     def fail(self, error: BakehouseError) -> None:
         """The executor has broken, perhaps while no step ran: the engine ends as if a step had raised `error`."""
         self._commands.put(Fail(error))
@@ -148,7 +174,8 @@ class Engine:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """This replica alone."""
-        return (ReplicaStatus(card=self._card, load=self._load, problem=self._failure or self._refusal),)
+        problem, counted = self._failure or self._refusal, self._meter.status_series
+        return (ReplicaStatus(card=self._card, load=self._load, problem=problem, counted=counted),)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the others to end; whether all did within `timeout_s`."""
@@ -196,6 +223,8 @@ class Engine:
     def _take_commands(self) -> bool:
         """Obey what has come in, waiting for it where there is no work; False once told to stop."""
         is_idle = self._failure is not None or not self._scheduler.has_work
+        if self._failure is None:
+            self._meter.audit_if_due(self._scheduler.check, self._clock, is_idle=is_idle)
         self._refresh_load(is_due=is_idle)
         if is_idle:
             self._tell_drains()
@@ -209,12 +238,14 @@ class Engine:
             self._obey(command)
             is_idle = False
 
-    def _obey(self, command: Add | Abort | Drain | Fail) -> None:
+    def _obey(self, command: Add | Abort | Adopt | Drain | Fail) -> None:
         match command:
             case Add():
                 self._add(command.request, command.recipient)
             case Abort():
                 self._abort(command.request_id, command.recipient)
+            case Adopt():
+                self._scheduler.adopt(command.policy)
             case Drain():
                 self._drains.append(command.is_idle)
             case Fail() if self._failure is None:
@@ -239,13 +270,19 @@ class Engine:
 
     def _step(self) -> None:
         """Begins the next step where there is one; takes the oldest result unless yet another may be begun."""
-        plan = self._scheduler.plan(self._clock())
+        begun_at = self._clock()
+        plan = self._scheduler.plan(begun_at)
         deltas = self._scheduler.take_deltas()
+        planned_at, result = self._clock(), None
         if plan is not None:
             self._begun.append(self._executor.begin(plan))
         if self._begun and (plan is None or len(self._begun) == self._executor.capacity.max_flights):
-            deltas += self._scheduler.apply(self._begun.popleft().result(), self._clock())
+            result = self._begun.popleft().result()
+        executed_at = self._clock()
+        if result is not None:
+            deltas += self._scheduler.apply(result, executed_at)
         self._deliver(deltas)
+        self._meter.count_step(begun_at, planned_at, executed_at, self._clock())
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
         for request_id in self._streams.deliver(deltas):
@@ -255,6 +292,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         logger.error("the engine has failed; open requests: %s", self._streams.request_ids, exc_info=error)
         self._failure = f"{FAILURE_MESSAGE}: {error}" if isinstance(error, RankLost) else FAILURE_MESSAGE
+        self._meter.take(self._clock(), serves=False)
         self._streams.fail_all(Failure(kind=FailureKind.ENGINE, message=self._failure))
         if self._on_failure is not None:
             self._on_failure(self._failure)
@@ -265,6 +303,9 @@ class Engine:
         now = self._clock()
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
+        if is_due or self._meter.is_due(now):
+            self._scheduler.note(self._load)
+            self._meter.take(now, serves=self._refusal is None)
 
     def _finish_steps(self) -> None:
         """So that none is in flight when the executor is closed; after a failure, nobody knows what would come."""

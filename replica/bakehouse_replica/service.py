@@ -1,13 +1,16 @@
 """What gateways ask of a replica, whatever carries their calls: requests, subscriptions, status."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from bakehouse_replica.core.errors import Unavailable
+from bakehouse_replica.core.live_limits import read_limits
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.outbox import SILENT_S, Outboxes
+from bakehouse_replica.settings import LIVE_LIMITS
 
 
 class ReplicaService:
@@ -16,6 +19,7 @@ class ReplicaService:
     def __init__(self, engine: Engine, *, silent_s: float = SILENT_S) -> None:
         """`silent_s`: after so long without a sign of life, a gateway's subscription and requests end."""
         self._engine = engine
+        self._first_policy = engine.policy
         self._outboxes = Outboxes(silent_s)
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
@@ -54,6 +58,13 @@ class ReplicaService:
         with self._outboxes.open(subscribe) as outbox:
             async for message in outbox.messages():
                 yield message
+
+    def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Other limits, of `LIVE_LIMITS`, for whatever comes from now on; those not named are as at the start.
+
+        Raises `ConfigError` for what is no limit, and changes nothing then.
+        """
+        self._engine.adopt(replace(self._first_policy, **read_limits(user_config, LIVE_LIMITS)))
 
     async def status(self, received: Received | None = None) -> ReplicaStatus:
         """What this replica is, how it is loaded, and what is wrong with it; `received` is from who asks."""

@@ -5,6 +5,9 @@ from typing import Literal
 
 from bakehouse_replica.core.types import ModelSource
 
+# The limits that a replica takes while it serves; the configuration file and Serve's `user_config` call them so.
+LIVE_LIMITS = ("max_prefill_tokens", "max_waiting_requests")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
@@ -20,8 +23,8 @@ class ReplicaSettings:
     where a GPU runs it.
     `n_threads`: compute threads this replica may use. `tensor_parallel`: how many ranks, a process each, share the
     model, its memory and the threads; one that is silent for `rank_timeout_s` is lost, and the replica with it.
-    `hash_key` is shared by all replicas of a deployment and
-    secret to it.
+    `vllm_names`: whether metrics are exported under the names that vLLM has for them, too. `hash_key` is shared by
+    all replicas of a deployment and secret to it.
     """
 
     source: ModelSource = field(default_factory=ModelSource)
@@ -43,6 +46,7 @@ class ReplicaSettings:
     n_threads: int | None = None
     tensor_parallel: int = 1
     rank_timeout_s: float = 60.0
+    vllm_names: bool = False
     hash_key: bytes = field(default=b"", repr=False)
 
     def max_flights(self, *, is_apart: bool) -> int:

@@ -56,6 +56,11 @@ class WaitingQueue:
         self.n_tokens += n_tokens
         return Place(self, n_requests, n_tokens)
 
+    def limit(self, *, max_requests: int, max_tokens: int) -> None:
+        """Other limits for who comes from now on; who waits already stays."""
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+
     def retry_after_s(self) -> float:
         """How long the queue will need to empty at the pace of its latest departures; 1 to 60 s."""
         now = self._clock()

@@ -1,13 +1,17 @@
 """The gateway as a Serve deployment: answers HTTP, gRPC and handle calls, over a handle of the replicas."""
 
 import asyncio
+import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bakehouse_replica.core.errors import ConfigError
+from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.logs import write_to_serve_log
+from bakehouse_replica.ray_metrics import RayMetrics, log_end, push_for_ever
 from fastapi import FastAPI
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray import serve
@@ -36,6 +40,8 @@ if TYPE_CHECKING:  # these load transformers and torch, 3.5 s that a process whi
     from bakehouse_router.gateway import Gateway
     from bakehouse_router.handle_messages import Delta, ModelEntry, Tokenized
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Faces:
@@ -54,16 +60,35 @@ class GatewayDeployment:
         for package in ("bakehouse_router", "bakehouse_replica"):
             write_to_serve_log(package)
         self._settings = settings
-        self._client = SubscriptionClient(RayCalls(replicas), status_period_s=settings.status_period_s)
+        self._has_started = False
+        self._calls = RayCalls(replicas)
+        self._client = SubscriptionClient(self._calls, status_period_s=settings.status_period_s)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
         self._client.start()
-        self._faces = await asyncio.to_thread(_build_faces, self._settings, Dispatcher(self._client))
+        dispatcher, decisions = Dispatcher(self._client), self._calls.decisions
+        self._faces = await asyncio.to_thread(_build_faces, self._settings, dispatcher, decisions)
+        counted = RayMetrics(metric for metric in METRICS if metric.source is Source.GATEWAY)
+        self._pushing = asyncio.create_task(push_for_ever([counted], self._faces.gateway.metrics.series))
+        self._pushing.add_done_callback(log_end)
         return self._faces.http
+
+    async def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Serve calls it once at the start, and whenever the deployment's `user_config` has changed.
+
+        Raises `ConfigError` at the start only: later, Serve would end a gateway for it, with all that it streams.
+        """
+        try:
+            self._faces.gateway.reconfigure(user_config)
+        except ConfigError as error:
+            if not self._has_started:
+                raise
+            logger.error("the limits stay as they are: %s", error)
 
     async def check_health(self) -> None:
         """Of the gateway itself; whether replicas serve is what its `/health` tells."""
+        self._has_started = True  # Serve asks for the first time when it has configured the gateway
         self._client.check()
 
     async def __del__(self) -> None:
@@ -78,10 +103,11 @@ class GatewayDeployment:
 
         gateway, request_id = self._faces.gateway, f"req-{secrets.token_hex(16)}"
         fields = {"model": gateway.model_name, **fields}
-        deltas = stream_deltas(gateway, kind, fields, request_id=request_id, origin=Origin())
-        async with aclosing(deltas):
-            async for delta in deltas:
-                yield delta
+        with gateway.records.open("handle", kind, request_id, {}) as record:
+            deltas = stream_deltas(gateway, kind, fields, origin=Origin(), record=record)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield delta
 
     async def tokenize(self, kind: "Kind", fields: "Fields") -> "Tokenized":
         """The answer to the fields of a `/tokenize` body."""
@@ -131,7 +157,9 @@ class GatewayDeployment:
         return await self._faces.grpc.Check(request, grpc_context)
 
 
-def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
+def _build_faces(
+    settings: GatewaySettings, dispatcher: Dispatcher, decisions: Callable[[], Mapping[str, int]]
+) -> _Faces:
     # They load transformers and torch, 3.5 s that a process which only deploys this class need not wait for.
     from bakehouse_replica.source import open_source
 
@@ -142,12 +170,16 @@ def _build_faces(settings: GatewaySettings, dispatcher: Dispatcher) -> _Faces:
     from bakehouse_router.metrics import GatewayMetrics
     from bakehouse_router.structured import GrammarChecker
     from bakehouse_router.text.model_text import load_model_text
+    from bakehouse_router.tracing import Tracing
 
     text = load_model_text(open_source(settings.source), template_override=settings.chat_template)
     queue = WaitingQueue(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
     grammars = GrammarChecker(text.tokenizer.vocabulary, settings)
-    metrics = GatewayMetrics(queue=queue)
-    gateway = Gateway(settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics)
+    metrics = GatewayMetrics(queue=queue, decisions=decisions)
+    tracing = Tracing() if settings.traces else None
+    gateway = Gateway(
+        settings, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics, tracing=tracing
+    )
     keys = None if settings.keys_path is None else KeyRing(settings.keys_path)
     return _Faces(
         gateway=gateway,

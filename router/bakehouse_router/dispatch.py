@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, Unavailable
 from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, ReplicaStatus, Request, TokenDelta
 
+from bakehouse_router.attempts import Attempts
 from bakehouse_router.client import ReplicaClient
 from bakehouse_router.journal import Journal
 from bakehouse_router.merging import merged
@@ -83,21 +84,28 @@ class Dispatcher:
         """Every known replica, those that do not serve too."""
         return await self._client.statuses()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
+    async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries until each choice has ended; closing the generator cancels the request.
 
+        `attempts`, if given, hears of each.
         Raises what `ReplicaClient.generate` raises: `Unavailable` after the last attempt; and `DeadlineExceeded`
         where the request's time ran out between two attempts.
         """
         journal, clock = Journal(request), asyncio.get_running_loop().time
         begun_at, losses = clock(), _Losses(self._resume_wait_s)
+        attempts = Attempts() if attempts is None else attempts
         while True:
             parts = _parts(request, journal, losses.n_all, clock() - begun_at)
+            attempts.begin(journal.n_tokens)
+            heard: str | None = None
             try:
                 async with aclosing(self._attempt(parts, request.request_id)) as deliveries:
                     async for delivery in deliveries:
                         fresh, loss = _taken(delivery.deltas, journal)
                         if fresh:
+                            if delivery.replica_id != heard:
+                                heard = delivery.replica_id
+                                attempts.hear(delivery)
                             yield delivery if fresh == delivery.deltas else replace(delivery, deltas=fresh)
                         if loss is not None:
                             raise loss
@@ -105,12 +113,11 @@ class Dispatcher:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")
             except Unavailable as lost:
-                delay_s = losses.delay_after(lost, journal.n_emitted, clock())
-                if delay_s is None:
-                    if journal.n_emitted and losses.cause is not None and losses.cause is not lost:
-                        raise losses.cause from lost  # what broke the stream, not who could not go on with it
-                    raise
+                attempts.end(is_lost=True)
+                delay_s = _delay_after(lost, losses, journal.n_emitted, clock())
                 logger.warning("request %s: %s; attempt %d", request.request_id, lost, losses.n_all + 1)
+            finally:
+                attempts.end()
             await asyncio.sleep(delay_s)
 
     def _attempt(self, parts: list[_Part], request_id: str) -> AsyncGenerator[Delivery, None]:
@@ -123,6 +130,16 @@ class Dispatcher:
         async with aclosing(self._client.generate(part.request)) as deliveries:
             async for delivery in deliveries:
                 yield delivery if is_own else _renamed(delivery, request_id, part.first_choice)
+
+
+def _delay_after(lost: Unavailable, losses: _Losses, n_emitted: int, now: float) -> float:
+    """For how long to wait before the next attempt. Raises where there is to be none."""
+    delay_s = losses.delay_after(lost, n_emitted, now)
+    if delay_s is not None:
+        return delay_s
+    if n_emitted and losses.cause is not None and losses.cause is not lost:
+        raise losses.cause from lost  # what broke the stream, not who could not go on with it
+    raise lost
 
 
 def _renamed(delivery: Delivery, request_id: str, first_choice: int) -> Delivery:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from bakehouse_replica.core.errors import BakehouseError, Unavailable, UnknownModel
+from bakehouse_replica.core.live_limits import read_limits
 from bakehouse_replica.core.sampling import Grammar, SamplingParams
 from bakehouse_replica.core.types import ReplicaCard, ReplicaStatus
 from bakehouse_replica.source import name_of
@@ -19,13 +20,16 @@ from bakehouse_router.generation import Admission, Deadline, Generation, Request
 from bakehouse_router.metrics import GatewayMetrics
 from bakehouse_router.prompt_run import PromptJob
 from bakehouse_router.prompts import EncodedCall, PromptEncoder, decoded, prompt_field
+from bakehouse_router.request_log import RequestLog
+from bakehouse_router.request_record import Records, RequestRecord
 from bakehouse_router.requests import build_request, check_prompt_length, check_token_ids
-from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.settings import LIVE_LIMITS, GatewaySettings
 from bakehouse_router.structured import schemas_of_tools
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.text.stream import TextStream
 from bakehouse_router.text.tools.formats import choose_tool_format
 from bakehouse_router.text.tools.parser import ToolCallParser
+from bakehouse_router.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class Gateway:
     """Serves one model, whose text side is `text`, over whatever replicas `dispatcher` knows.
 
     `grammars` None leaves grammars to the replicas to check; `admission` None lets everything wait; `metrics` None
-    counts for itself.
+    counts for itself; `tracing` None traces nothing. Whoever takes a request opens a record for it in `records`.
     """
 
     def __init__(
@@ -56,8 +60,10 @@ class Gateway:
         grammars: GrammarChecker | None = None,
         admission: Admission | None = None,
         metrics: GatewayMetrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        self.settings = settings
+        self._first_settings = self._settings = settings
+        self.records = Records(RequestLog(settings.request_log, has_prompts=settings.logs_prompts), tracing)
         self.metrics = metrics or GatewayMetrics()
         self._dispatcher = dispatcher
         self._text = text
@@ -67,6 +73,20 @@ class Gateway:
         self._admission = admission
         self._has_answered = False
         self._probing = asyncio.Lock()
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """What this gateway has been told, with the limits that hold now."""
+        return self._settings
+
+    def reconfigure(self, user_config: Mapping[str, object]) -> None:
+        """Other limits, of `LIVE_LIMITS`, for calls that come from now on; those not named are as at the start.
+
+        Raises `ConfigError` for what is no limit, and changes nothing then.
+        """
+        self._settings = settings = replace(self._first_settings, **read_limits(user_config, LIVE_LIMITS))
+        if self._admission is not None:
+            self._admission.limit(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
 
     @property
     def model_name(self) -> str:
@@ -110,16 +130,19 @@ class Gateway:
             raise Unavailable(f"no replica serves at the moment ({problems or 'none has started yet'})")
         return min(serving, key=lambda card: card.max_model_len)
 
-    async def start(self, call: Call, call_id: str, received_at: float | None = None) -> Generation:
+    async def start(
+        self, call: Call, call_id: str, received_at: float | None = None, record: RequestRecord | None = None
+    ) -> Generation:
         """The call, ready to run: iterating it enters the queue. `call_id` must be unique: it names the call's
         requests in every log. `received_at`: by the event loop's clock, None for now; `timeout_s` counts from it.
+        `record`: of the request that the call is.
 
         Raises `InvalidRequest` naming the field that is wrong, `DeadlineExceeded`, or `Unavailable`.
         """
+        if record is not None:
+            record.begin(call, call_id)
         self.check_model(call.model)
         check_bounds(call, self.settings)
-        if call.options.user:
-            logger.info("request %s is of user %r", call_id, call.options.user)
         deadline = _deadline(call.options, received_at)
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline.at) as limit:
@@ -131,14 +154,19 @@ class Gateway:
             if deadline is None or not limit.expired():
                 raise
             raise deadline.exceeded() from None
-        return Generation(
+        generation = Generation(
             self._dispatcher,
             self._jobs(call, call_id, encoded, card, deadline),
             pause_s=self.settings.keep_alive_s,
             deadline=deadline,
             admission=self._admission,
             watch=self.metrics.watch("chat" if isinstance(call, ChatCall) else "completion", received_at),
+            enter=None if record is None or record.span is None else record.span.enter,
+            keeps_text=record is not None and record.keeps_text,
         )
+        if record is not None:
+            record.follow(generation)
+        return generation
 
     def new_parser(self, call: Call) -> Callable[[], ToolCallParser] | None:
         """What makes a parser for each choice of the call; None where its answer may not call tools."""

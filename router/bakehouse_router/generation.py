@@ -1,16 +1,19 @@
 """One call in flight: the deliveries of all its requests, turned into text pieces as they come."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
-from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
+from bakehouse_replica.core.metric_table import CANCELLED, COMPLETE
+from bakehouse_replica.core.types import Delivery, FinishReason, ReplicaStatus, Request
 
+from bakehouse_router.api.errors import error_code
+from bakehouse_router.attempts import Attempts
 from bakehouse_router.inbox import Inbox
-from bakehouse_router.metrics import COMPLETE
 from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
 # After the last terminal delta a stream ends by itself at once; closing it before that would count as a cancel.
@@ -20,8 +23,11 @@ _END_GRACE_S = 0.05
 class RequestDispatcher(Protocol):
     """What a gateway needs of `bakehouse_router.dispatch.Dispatcher`."""
 
-    def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        """The request's deliveries, each token once; closing the generator cancels the request."""
+    def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
+        """The request's deliveries, each token once; closing the generator cancels the request.
+
+        `attempts`, if given, hears what it takes.
+        """
         ...
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
@@ -44,12 +50,16 @@ class Admission(Protocol):
         """A place for so many requests with so many prompt tokens together. Raises `Overloaded`."""
         ...
 
+    def limit(self, *, max_requests: int, max_tokens: int) -> None:
+        """Other limits for who comes from now on."""
+        ...
+
 
 class CallWatch(Protocol):
     """What a gateway needs of `bakehouse_router.metrics.CallWatch`."""
 
-    def see_token(self) -> None:
-        """The call has put out a token; only the first time counts."""
+    def see_tokens(self, prompt: int, n_tokens: int, n_choices: int) -> None:
+        """So many tokens of a prompt, for so many of its choices together, have come in one message."""
         ...
 
     def end(self, outcome: str, usage: "CallUsage") -> None:
@@ -99,7 +109,9 @@ class Generation:
     """Runs the prompts of one call; choice k of prompt r is choice `r * n + k` of the call.
 
     The prompts share one `n`. `pause_s`: after so long without news an empty tuple comes. `replica_id` is known
-    from the first delivery on.
+    from the first delivery on, `first_token_at` (`time.monotonic`'s) from the first output token, `outcome` and
+    `error` at the end. `enter` is called in each task that sends a request. `keeps_text`: for the `texts` of the
+    choices.
     """
 
     def __init__(
@@ -111,11 +123,20 @@ class Generation:
         deadline: Deadline | None = None,
         admission: Admission | None = None,
         watch: CallWatch | None = None,
+        enter: Callable[[], object] | None = None,
+        keeps_text: bool = False,
     ) -> None:
         self.replica_id: str | None = None
+        self.first_token_at: float | None = None
+        self.outcome: str | None = None
+        self.error: Exception | None = None
+        self.attempts = tuple(Attempts(enter) for _ in jobs)
         self._dispatcher = dispatcher
         self._n_choices = jobs[0].request.params.n
         self._runs = [PromptRun(job, index * self._n_choices) for index, job in enumerate(jobs)]
+        self._texts: list[list[str]] | None = (
+            [[] for _ in range(self._n_choices * len(jobs))] if keeps_text else None
+        )
         self._pause_s = pause_s
         self._deadline = deadline
         self._admission = admission
@@ -131,6 +152,21 @@ class Generation:
             completion_tokens=sum(run.completion_tokens for run in self._runs),
         )
 
+    @property
+    def completion_tokens(self) -> tuple[int, ...]:
+        """Output tokens so far, by prompt."""
+        return tuple(run.completion_tokens for run in self._runs)
+
+    @property
+    def finishes(self) -> tuple[FinishReason, ...]:
+        """Why choices have ended so far, in the order of their prompts."""
+        return tuple(finish for run in self._runs for finish in run.finishes)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each choice so far, where it is kept."""
+        return tuple("".join(parts) for parts in self._texts or ())
+
     def prompt_of(self, choice: int) -> PromptReport:
         """The prompt of one of the call's choices, as far as its pieces have told."""
         return self._runs[choice // self._n_choices].report
@@ -142,7 +178,7 @@ class Generation:
         passes; the others are cancelled then. Iterate it once.
         """
         place: QueuePlace | None = None
-        outcome = "cancelled"
+        outcome = CANCELLED
         inbox: Inbox[_News] = Inbox(self._pause_s)
         try:
             if self._admission is not None:
@@ -162,10 +198,11 @@ class Generation:
             outcome = COMPLETE
             await asyncio.wait(self._pumps, timeout=_END_GRACE_S)
         except Exception as error:
-            outcome = type(error).__name__
+            outcome, self.error = error_code(error), error
             raise
         finally:
             inbox.close()
+            self.outcome = outcome
             if place is not None:
                 place.leave()
             if self._watch is not None:
@@ -181,7 +218,9 @@ class Generation:
     async def _pump(self, index: int, inbox: Inbox[_News]) -> None:
         ended = _Ended()
         try:
-            async with aclosing(self._dispatcher.stream(self._runs[index].request)) as deliveries:
+            async with aclosing(
+                self._dispatcher.stream(self._runs[index].request, self.attempts[index])
+            ) as deliveries:
                 async for delivery in deliveries:
                     inbox.put((index, delivery))
         except Exception as error:  # raised again by `pieces`, whose caller it concerns
@@ -201,9 +240,17 @@ class Generation:
         run = self._runs[index]
         if isinstance(item, Delivery):
             self.replica_id = self.replica_id or item.replica_id
+            n_before = run.completion_tokens
             pieces = run.take(item)
-            if self._watch is not None and run.completion_tokens:
-                self._watch.see_token()
+            n_tokens = run.completion_tokens - n_before
+            if self._watch is not None and n_tokens:
+                n_choices = len({delta.choice for delta in item.deltas if delta.token_ids})
+                self._watch.see_tokens(index, n_tokens, n_choices)
+            if self.first_token_at is None and n_tokens:
+                self.first_token_at = time.monotonic()
+            if self._texts is not None:
+                for piece in pieces:
+                    self._texts[piece.choice].append(piece.text)
             self._cancel_if_over(index)
             return pieces
         if not run.is_over:  # otherwise, whatever ended it, its choices had all they needed

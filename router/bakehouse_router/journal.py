@@ -26,10 +26,15 @@ class Journal:
         return all(self._is_ended)
 
     @property
-    def n_emitted(self) -> int:
-        """New ids so far, over all choices, each end counted as one: it grows with whatever a client was sent."""
+    def n_tokens(self) -> int:
+        """New ids so far, over all choices."""
         n_prior = len(self._request.prior_output)
-        return sum(len(emitted) - n_prior for emitted in self._emitted) + sum(self._is_ended)
+        return sum(len(emitted) - n_prior for emitted in self._emitted)
+
+    @property
+    def n_emitted(self) -> int:
+        """The same, each end counted as one: it grows with whatever a client was sent."""
+        return self.n_tokens + sum(self._is_ended)
 
     def accept(self, delta: TokenDelta) -> TokenDelta | None:
         """Record a delta and return what is new of it, None where nothing is.

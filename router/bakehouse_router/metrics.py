@@ -1,26 +1,39 @@
-"""What a gateway counts for Prometheus; the names stand here and nowhere else.
+"""What a gateway counts, and how Prometheus reads it from the gateway itself; names are those of the one table.
 
-One call gives at most one sample to each histogram, however often its requests were preempted or retried.
+One call gives at most one sample to each histogram of calls, however often its requests were preempted or retried.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from bakehouse_replica.core.counts import Counts, Distribution, Series
+from bakehouse_replica.core.metric_table import (
+    COMPLETE,
+    GENERATED_TOKENS,
+    INTER_TOKEN,
+    METRICS,
+    PROMPT_TOKENS,
+    QUEUED_PROMPT_TOKENS,
+    QUEUED_REQUESTS,
+    REJECTIONS,
+    REPLICA_SERVES,
+    REQUEST_DURATION,
+    REQUESTS,
+    ROUTING_DECISIONS,
+    TIME_TO_FIRST_TOKEN,
+    Kind,
+    Metric,
+    Source,
+)
 from bakehouse_replica.core.types import ReplicaStatus
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-COMPLETE = "complete"
-# From a cached prompt on a GPU to a long queue on a laptop.
-_LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_REPLICA_GAUGES = {
-    "n_running": ("bakehouse_running_sequences", "Sequences in the replica's batch."),
-    "n_waiting": ("bakehouse_waiting_sequences", "Sequences in the replica's queue."),
-    "waiting_tokens": ("bakehouse_waiting_prompt_tokens", "Prompt tokens that the replica has still to compute."),
-    "n_free_blocks": ("bakehouse_free_blocks", "KV blocks that hold nothing."),
-    "n_cached_blocks": ("bakehouse_cached_blocks", "KV blocks that only the prefix cache holds."),
-    "n_held_blocks": ("bakehouse_held_blocks", "KV blocks that live sequences hold."),
-}
+from bakehouse_router.api.errors import error_code
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class Queue(Protocol):
@@ -37,8 +50,6 @@ class CallUsageLike(Protocol):
     def prompt_tokens(self) -> int: ...
     @property
     def cached_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int: ...
 
 
 class CallWatch:
@@ -48,82 +59,113 @@ class CallWatch:
         self._metrics = metrics
         self._kind = kind
         self._begun_at = begun_at
-        self._has_token = False
+        self._heard_at: dict[int, float] = {}  # by prompt: when its latest tokens came
 
-    def see_token(self) -> None:
-        """The call has put out a token; only the first time counts."""
-        if not self._has_token:
-            self._has_token = True
-            self._metrics.first_token.labels(self._kind).observe(self._metrics.clock() - self._begun_at)
+    def see_tokens(self, prompt: int, n_tokens: int, n_choices: int) -> None:
+        """A message has brought so many tokens of one of the call's prompts, for so many choices together."""
+        counts, now, heard_at = self._metrics.counts, self._metrics.clock(), self._heard_at.get(prompt)
+        if not self._heard_at:
+            counts.observe(TIME_TO_FIRST_TOKEN, now - self._begun_at, self._kind)
+        if heard_at is not None:
+            counts.observe(INTER_TOKEN, (now - heard_at) * n_choices / n_tokens, weight=n_tokens)
+        self._heard_at[prompt] = now
+        counts.add(GENERATED_TOKENS, n_tokens)
 
     def end(self, outcome: str, usage: CallUsageLike) -> None:
-        """The call is over: `complete`, `cancelled`, or the name of the error that ended it."""
-        metrics = self._metrics
-        metrics.calls.labels(self._kind, outcome).inc()
-        metrics.duration.labels(self._kind).observe(metrics.clock() - self._begun_at)
-        if outcome != COMPLETE and not self._has_token:
+        """The call is over: `complete`, `cancelled`, or the code of the error that ended it."""
+        counts = self._metrics.counts
+        counts.add(REQUESTS, 1, self._kind, outcome)
+        counts.observe(REQUEST_DURATION, self._metrics.clock() - self._begun_at, self._kind)
+        if outcome != COMPLETE and not self._heard_at:
             return  # how much of its prompt was computed, nobody has told
-        metrics.prompt_tokens.labels("computed").inc(usage.prompt_tokens - usage.cached_tokens)
-        metrics.prompt_tokens.labels("cached").inc(usage.cached_tokens)
-        metrics.output_tokens.inc(usage.completion_tokens)
+        counts.add(PROMPT_TOKENS, usage.prompt_tokens - usage.cached_tokens, "computed")
+        counts.add(PROMPT_TOKENS, usage.cached_tokens, "cached")
 
 
 class GatewayMetrics:
-    """The counters of one gateway process. `clock` must be the event loop's, which is `time.monotonic`."""
+    """The counts of one gateway process. `clock` must be the event loop's, which is `time.monotonic`.
 
-    def __init__(self, *, queue: Queue | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self._registry = CollectorRegistry()
-        registry = self._registry
-        self.calls = Counter("bakehouse_calls", "Calls that have ended.", ["kind", "outcome"], registry=registry)
-        self.first_token = Histogram(
-            "bakehouse_time_to_first_token_seconds",
-            "From a call's arrival to its first output token; one sample a call.",
-            ["kind"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self.duration = Histogram(
-            "bakehouse_call_duration_seconds",
-            "From a call's arrival to its end.",
-            ["kind"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "bakehouse_prompt_tokens", "Prompt tokens of ended calls.", ["source"], registry=registry
-        )
-        self.output_tokens = Counter("bakehouse_output_tokens", "Output tokens of ended calls.", registry=registry)
-        if queue is not None:
-            waiting = Gauge(
-                "bakehouse_queued_requests", "Requests that wait for their first token.", registry=registry
-            )
-            waiting.set_function(lambda: queue.n_requests)
-            tokens = Gauge(
-                "bakehouse_queued_prompt_tokens", "Prompt tokens of waiting requests.", registry=registry
-            )
-            tokens.set_function(lambda: queue.n_tokens)
-        self._serves = Gauge(
-            "bakehouse_replica_serves", "Whether the replica serves.", ["replica"], registry=registry
-        )
-        self._loads = {
-            field: Gauge(name, about, ["replica"], registry=registry)
-            for field, (name, about) in _REPLICA_GAUGES.items()
-        }
+    `decisions`: how often a replica was chosen, by the reason.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
+    def __init__(
+        self,
+        *,
+        queue: Queue | None = None,
+        decisions: Callable[[], Mapping[str, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.counts = Counts(metric for metric in METRICS if metric.source is Source.GATEWAY)
+        self._queue = queue
+        self._decisions = decisions
+
     def watch(self, kind: str, begun_at: float | None = None) -> CallWatch:
-        """The stop-watch of a call that arrived at `begun_at`, None for now; `kind`: `chat`, `completion`, …"""
+        """The stop-watch of a call that arrived at `begun_at`, None for now; `kind`: `chat` or `completion`."""
         return CallWatch(self, kind, self.clock() if begun_at is None else begun_at)
 
+    def reject(self, error: Exception) -> None:
+        """A request gets this error and nothing else."""
+        self.counts.add(REJECTIONS, 1, error_code(error))
+
+    def series(self) -> tuple[Series, ...]:
+        """All that this gateway counts, as it is now."""
+        if self._queue is not None:
+            self.counts.put(QUEUED_REQUESTS, self._queue.n_requests)
+            self.counts.put(QUEUED_PROMPT_TOKENS, self._queue.n_tokens)
+        for reason, n_choices in self._decisions().items():
+            self.counts.put(ROUTING_DECISIONS, n_choices, reason)
+        return self.counts.series()
+
     def exposition(self, statuses: Iterable[ReplicaStatus]) -> bytes:
-        """Everything in the text format of Prometheus, with the replicas as they are now."""
-        for gauge in (self._serves, *self._loads.values()):
-            gauge.clear()  # a replica that has gone must not stay for ever
+        """Everything in the text format of Prometheus, with what the replicas have told last."""
+        registry = CollectorRegistry()
+        registry.register(_Told(self.series(), statuses))
+        return generate_latest(registry)
+
+
+class _Told(Collector):
+    """One scrape: the series of the gateway, and those of replicas with the label `replica`."""
+
+    def __init__(self, own: Iterable[Series], statuses: Iterable[ReplicaStatus]) -> None:
+        self._families = {metric.name: _family(metric) for metric in METRICS}
+        for series in own:
+            self._add(series, ())
         for status in statuses:
-            replica_id = status.card.replica_id
-            self._serves.labels(replica_id).set(status.problem is None)
-            for field, gauge in self._loads.items():
-                gauge.labels(replica_id).set(getattr(status.load, field))
-        return generate_latest(self._registry)
+            replica = (status.card.replica_id,)
+            self._add(Series(REPLICA_SERVES.name, (), float(status.problem is None)), replica)
+            for series in status.counted:
+                if series.name != REPLICA_SERVES.name:
+                    self._add(series, replica)
+
+    def collect(self) -> Iterator[Family]:
+        """Those that have any series."""
+        return (family for family in self._families.values() if family.samples)
+
+    def _add(self, series: Series, replica: tuple[str, ...]) -> None:
+        family, labels, value = self._families[series.name], (*series.labels, *replica), series.value
+        if not isinstance(value, Distribution):
+            assert not isinstance(family, HistogramMetricFamily), f"{series.name} is a histogram"
+            family.add_metric(labels, value)
+            return
+        assert isinstance(family, HistogramMetricFamily), f"{series.name} is no histogram"
+        bounds = (*(str(bound) for bound in _BOUNDS[series.name]), "+Inf")
+        family.add_metric(labels, list(zip(bounds, map(float, value.at_most), strict=True)), value.total)
+
+
+_BOUNDS = {metric.name: metric.bounds for metric in METRICS}
+
+
+def _family(metric: Metric) -> Family:
+    labels = [label.name for label in metric.labels]
+    if metric.source is Source.REPLICA:
+        labels.append("replica")
+    match metric.kind:
+        case Kind.COUNTER:
+            return CounterMetricFamily(metric.name, metric.meaning, labels=labels)
+        case Kind.GAUGE:
+            return GaugeMetricFamily(metric.name, metric.meaning, labels=labels)
+        case Kind.HISTOGRAM:
+            return HistogramMetricFamily(metric.name, metric.meaning, labels=labels)

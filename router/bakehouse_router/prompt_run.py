@@ -90,6 +90,7 @@ class PromptRun:
         self.request = job.request
         self.cached_tokens = 0
         self.has_begun = False
+        self.finishes: list[FinishReason] = []  # of the choices that have ended well
         self._job = job
         self._first_choice = first_choice
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -155,6 +156,7 @@ class PromptRun:
                 raise Unavailable("the replica cancelled this request; it is probably going down")
             text += stream.finish()
             finish = FinishReason.STOP if stream.is_stopped else finish
+            self.finishes.append(finish)
         return self._piece(delta.choice, text, finish)
 
     def _piece(self, choice: int, text: str, finish: FinishReason | None) -> TextPiece:

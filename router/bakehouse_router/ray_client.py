@@ -3,16 +3,19 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import Context
 from random import Random
 from typing import Generic, TypeVar
 
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, Unavailable
+from bakehouse_replica.core.metric_table import ROUTING_REASONS
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import card_from_wire, load_from_wire
 from grpc.aio import AioRpcError
+from opentelemetry.context import attach, get_current
 from ray.exceptions import RayError, RayTaskError
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -23,6 +26,7 @@ from bakehouse_router.policy.pick import choose
 from bakehouse_router.policy.views import ReplicaView
 from bakehouse_router.replica_calls import Answers
 from bakehouse_router.replicas import ReplicaTable
+from bakehouse_router.tracing import UNTRACED
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class KvAwareRouter(RequestRouter):
         """Called once by Serve in place of a constructor."""
         self._table = ReplicaTable()
         self._random = Random()
+        self.decisions = dict.fromkeys(ROUTING_REASONS, 0)
 
     def views(self) -> list[ReplicaView]:
         """What the policy would be given now."""
@@ -76,6 +81,7 @@ class KvAwareRouter(RequestRouter):
         views = [view for view in self.views() if view.replica_id in by_id]
         choice = choose(request, views, self._random)
         logger.debug("request %s: %s", request.request_id, choice)
+        self.decisions[choice.reason] += 1
         known = {view.replica_id for view in views}
         unknown = [replica for replica_id, replica in by_id.items() if replica_id not in known]
         if choice.ranked:
@@ -170,6 +176,12 @@ class RayCalls:
         self._direct = direct
         self._status_timeout_s = status_timeout_s
 
+    def decisions(self) -> Mapping[str, int]:
+        """How often the router of this handle has chosen a replica, by the reason; empty until it first has."""
+        # Serve makes it, one for all options of a handle, and has no other way to it.
+        router = getattr(getattr(self._direct._router, "_asyncio_router", None), "_request_router", None)
+        return dict(router.decisions) if isinstance(router, KvAwareRouter) else {}
+
     def generate(self, request: Request) -> RayCall[Delivery]:
         """See `ReplicaCalls`."""
         return _call(self._generate, request)
@@ -203,7 +215,9 @@ class RayCalls:
 
 def _call(handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:
     # An empty context gives each call an internal id of its own. Within a Serve request all calls would share one,
-    # and a second concurrent call under the same id is never routed.
-    response = Context().run(handle.remote, *arguments)
+    # and a second concurrent call under the same id is never routed. Of the caller's only the trace is kept.
+    context = Context()
+    context.run(attach, get_current() or UNTRACED)
+    response = context.run(handle.remote, *arguments)
     assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
     return RayCall(response)

@@ -83,4 +83,7 @@ class ReplicaWatch:
 
 
 def _as_of(status: ReplicaStatus, answered_s: float, now: float) -> ReplicaStatus:
-    return status if answered_s == now else replace(status, problem=f"silent for {now - answered_s:.1f} s")
+    """Nothing of what a silent replica counted is told on: it may be dead."""
+    if answered_s == now:
+        return status
+    return replace(status, problem=f"silent for {now - answered_s:.1f} s", counted=())

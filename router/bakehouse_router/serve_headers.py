@@ -17,6 +17,8 @@ HIDDEN = frozenset(
     }
 )
 REQUEST_ID = b"x-request-id"
+# Serve reads them where it traces; as anything but text they would end in that 500, too.
+TRACE_CONTEXT = frozenset({b"traceparent", b"tracestate"})
 
 
 class HideServeHeaders:
@@ -40,4 +42,6 @@ def _may_pass(name: bytes, value: bytes) -> bool:
     name = name.lower().replace(b"_", b"-")
     if name == REQUEST_ID:
         return value.isascii() and value.decode("ascii").isprintable()
+    if name in TRACE_CONTEXT:
+        return value.isascii()
     return name not in HIDDEN

@@ -6,7 +6,20 @@ from typing import Literal
 
 from bakehouse_replica.core.types import ModelSource
 
+LogForm = Literal["off", "text", "json"]
 ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral"]
+# The limits that a gateway takes while it serves; the configuration file and Serve's `user_config` call them so.
+LIVE_LIMITS = (
+    "max_choices",
+    "max_prompts",
+    "max_stops",
+    "max_stop_chars",
+    "max_logprobs",
+    "max_listed_tokens",
+    "max_tools",
+    "max_queued_requests",
+    "max_queued_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +33,8 @@ class GatewaySettings:
     grammar, `max_listed_tokens` the ids of `logit_bias`, `allowed_token_ids`, `stop_token_ids` and `bad_words`.
     `max_queued_requests` and `max_queued_tokens` bound what waits for its first token. `keys_path` None asks
     nobody for a key; `opens_metrics` shows `/metrics` without one. `ignores_unknown_fields` lists unknown fields
-    in a header of the reply instead of refusing them.
+    in a header of the reply instead of refusing them. `request_log`: the form of each request's line in the log;
+    `logs_prompts` adds what was asked and answered. `traces`: Serve's tracing is on.
     """
 
     source: ModelSource = field(default_factory=ModelSource)
@@ -43,5 +57,8 @@ class GatewaySettings:
     opens_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     ignores_unknown_fields: bool = False
+    request_log: LogForm = "text"
+    logs_prompts: bool = False
+    traces: bool = False
     keep_alive_s: float = 5.0
     status_period_s: float = 0.5

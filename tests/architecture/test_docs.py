@@ -16,7 +16,7 @@ def test_relative_links_lead_somewhere(readme: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("folder", ["cluster", "router", "replica", "kernels"])
+@pytest.mark.parametrize("folder", ["cluster", "router", "replica", "kernels", "helm"])
 def test_each_top_folder_tells_its_part_of_a_requests_life_in_numbered_steps(folder: str) -> None:
     text = (ROOT / folder / "README.md").read_text()
     assert re.search(r"^1\. ", text, re.MULTILINE)

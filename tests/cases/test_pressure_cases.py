@@ -167,10 +167,10 @@ async def test_c63_ten_calls_of_which_three_are_preempted_and_two_leave_early_gi
         found = await samples(server)
     assert [answer.choice.text for answer in answers] == ["x" * 40] * 8
     assert found["bakehouse_time_to_first_token_seconds_count", "completion"] == 8
-    assert found["bakehouse_calls_total", "completion", "complete"] == 8
-    assert found["bakehouse_calls_total", "completion", "cancelled"] == 2
-    assert found["bakehouse_call_duration_seconds_count", "completion"] == 10
-    assert found["bakehouse_output_tokens_total",] == 8 * 40
+    assert found["bakehouse_requests_total", "completion", "complete"] == 8
+    assert found["bakehouse_requests_total", "completion", "cancelled"] == 2
+    assert found["bakehouse_request_duration_seconds_count", "completion"] == 10
+    assert found["bakehouse_generated_tokens_total",] == 8 * 40
     computed, cached = (found["bakehouse_prompt_tokens_total", source] for source in ("computed", "cached"))
     assert (computed, cached) == (8 * 20, 0)
 
@@ -183,6 +183,6 @@ async def test_c63_calls_that_end_without_a_token_give_no_first_one() -> None:
         broken = await ask(server.http, completion("hi", structured_outputs={"regex": "b"}, allowed_token_ids=[1]))
         found = await samples(server)
     assert (echo.choice.text, echo.status, broken.status) == ("hi", 200, 400)
-    assert found["bakehouse_calls_total", "completion", "complete"] == 1
-    assert found["bakehouse_calls_total", "completion", "InvalidRequest"] == 1
-    assert ("bakehouse_time_to_first_token_seconds_count", "completion") not in found
+    assert found["bakehouse_requests_total", "completion", "complete"] == 1
+    assert found["bakehouse_requests_total", "completion", "invalid_request"] == 1
+    assert found["bakehouse_time_to_first_token_seconds_count", "completion"] == 0

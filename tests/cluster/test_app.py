@@ -1,8 +1,9 @@
 """What Ray is told to reserve."""
 
 import pytest
-from bakehouse_cluster.app import rank_bundle
+from bakehouse_cluster.app import build, pool_selector, rank_bundle
 from bakehouse_cluster.config import parse_config
+from ray import serve
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,48 @@ def test_each_rank_gets_its_share_of_cpus_and_a_gpu_where_it_runs_on_one(
     model: dict[str, object], replica: dict[str, object], has_gpus: bool, wanted: dict[str, float]
 ) -> None:
     assert rank_bundle(parse_config({"model": model, "replica": replica}), has_gpus=has_gpus) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pools", "selector"),
+    [
+        ([], {}),
+        (["gpu"], {"bakehouse/pool": "gpu"}),
+        (["gpu-a", "gpu-b"], {"bakehouse/pool": "in(gpu-a,gpu-b)"}),
+    ],
+)
+def test_nodes_are_chosen_by_the_label_of_their_pool(pools: list[str], selector: dict[str, str]) -> None:
+    assert pool_selector(pools) == selector
+
+
+def deployments(tree: dict[str, object]) -> tuple[serve.Deployment, serve.Deployment]:
+    """Those of gateways and of replicas, as `build` makes them."""
+    gateway = build(parse_config(tree))._bound_deployment
+    (replica,) = [part for part in gateway.init_args if isinstance(part, serve.Application)]
+    return gateway, replica._bound_deployment
+
+
+def test_pools_and_autoscaling_reach_serve_beside_what_it_is_told_anyway() -> None:
+    autoscale = {"min_replicas": 2, "max_replicas": 8, "target_requests": 32}
+    gateway, replica = deployments(
+        {
+            "replica": {"pools": ["gpu"], "autoscale": autoscale},
+            "gateway": {"pools": ["cpu"]},
+            "server": {"gateways": 2},
+        }
+    )
+    for deployment, pool in ((gateway, "cpu"), (replica, "gpu")):
+        options = deployment.ray_actor_options
+        assert options is not None
+        assert options["label_selector"] == {"bakehouse/pool": pool}
+        assert options["runtime_env"]["env_vars"]["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] == "0"
+    scaling = replica._deployment_config.autoscaling_config
+    assert scaling is not None
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 34)
+
+
+def test_all_ranks_of_a_replica_are_in_its_pools() -> None:
+    _, replica = deployments({"replica": {"pools": ["a", "b"], "tensor_parallel": 3}})
+    placement = replica._replica_config
+    assert placement.placement_group_bundle_label_selector == [{"bakehouse/pool": "in(a,b)"}] * 3
+    assert "label_selector" not in (replica.ray_actor_options or {})

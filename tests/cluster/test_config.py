@@ -1,11 +1,14 @@
 """The configuration tree: what is accepted, what is refused, and in which words."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from bakehouse_cluster.config import Config, load_config, parse_config
 from bakehouse_replica.core.errors import ConfigError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
 def written(folder: Path, text: str) -> Path:
@@ -65,6 +68,27 @@ def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, as
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not 'much'$"),
         ("replica: {kv_memory: 5XB}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not '5XB'$"),
         ("replica: {kv_memory: 0}", r"^replica\.kv_memory: .*greater than 0, not 0$"),
+        ("gateway: {pools: [a b]}", r"^gateway\.pools\.0: .*pattern.*, not 'a b'$"),
+        (
+            "replica: {autoscale: {}}",
+            r"^replica\.autoscale\.min_replicas: field required.*; replica\.autoscale\.max_",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 1, max_replicas: 2, target_requests: 1, delay: 3}}",
+            r"^replica\.autoscale\.delay: unknown key; known here: min_replicas, max_replicas, target_requests, ",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 0, max_replicas: 2, target_requests: 1}}",
+            r"^replica\.autoscale\.min_replicas: .*greater than or equal to 1, not 0$",
+        ),
+        (
+            "replica: {autoscale: {min_replicas: 3, max_replicas: 2, target_requests: 1}}",
+            r"^replica\.autoscale: min_replicas is 3, but max_replicas is 2$",
+        ),
+        (
+            "server: {replicas: 2}\nreplica: {autoscale: {min_replicas: 1, max_replicas: 2, target_requests: 1}}",
+            r"^server\.replicas: it is 2, but replica\.autoscale says how many there are; leave out one",
+        ),
         ("- a\n- b", r"a mapping of sections is expected, not list$"),
         ("a: [", r"not YAML: "),
     ],
@@ -145,7 +169,39 @@ def test_what_the_user_asked_for_is_not_shared_out_anew() -> None:
     assert asked.shared_out(2) == asked
 
 
+def test_a_machine_is_shared_out_among_all_replicas_that_there_may_be() -> None:
+    autoscale = {"min_replicas": 1, "max_replicas": 4, "target_requests": 8}
+    config = parse_config({"replica": {"autoscale": autoscale}})
+    assert (config.n_replicas, config.max_replicas) == (1, 4)
+    shared = config.shared_out(2)
+    assert (shared.replica.cpus, shared.replica.threads) == (0.47, 1)
+    with pytest.raises(ConfigError, match=r"^replica\.autoscale\.max_replicas: 400 replicas leave 0\.00 CPUs"):
+        parse_config({"replica": {"autoscale": autoscale | {"max_replicas": 400}}}).shared_out(2)
+
+
+def test_one_machine_has_no_pools() -> None:
+    config = parse_config({"replica": {"pools": ["gpu"]}, "gateway": {"pools": ["cpu"]}}).shared_out(2)
+    assert (config.replica.pools, config.gateway.pools) == ((), ())
+
+
 def test_sharing_out_leaves_everything_else_alone() -> None:
     config = Config().shared_out(2)
     assert config.server == Config().server
     assert config.replica.kv_memory is None
+
+
+def keys_below(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted path of every key that holds a value."""
+    for name, field in model.model_fields.items():
+        parts = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
+        nested = [part for part in parts if issubclass(part, BaseModel)]
+        yield from (f"{name}.{key}" for part in nested for key in keys_below(part))
+        if not nested:
+            yield name
+
+
+def test_every_key_stands_in_the_readmes_table_and_no_other() -> None:
+    readme = Path(__file__).parents[2] / "cluster" / "README.md"
+    rows = [line.split("|")[1] for line in readme.read_text().splitlines() if line.startswith("| `")]
+    told = [key for row in rows for key in re.findall(r"`((?:model|replica|gateway|server)\.[\w.]+)`", row)]
+    assert sorted(told) == sorted(keys_below(Config))

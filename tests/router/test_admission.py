@@ -37,6 +37,18 @@ def test_prompt_tokens_are_taken_up_to_the_limit_and_refused_with_it(queue: Wait
         queue.enter(1, 1)
 
 
+def test_other_limits_hold_for_who_comes_next_and_who_waits_stays(queue: WaitingQueue) -> None:
+    queue.enter(4, 10)
+    queue.limit(max_requests=2, max_tokens=100)
+    with pytest.raises(Overloaded, match=r"4 requests are waiting here; with 1 more .* limit of 2"):
+        queue.enter(1, 1)
+    queue.limit(max_requests=5, max_tokens=11)
+    queue.enter(1, 1)
+    with pytest.raises(Overloaded, match="limit of 5"):
+        queue.enter(1, 1)
+    assert (queue.n_requests, queue.n_tokens) == (5, 11)
+
+
 def test_an_empty_queue_takes_a_call_of_any_size(queue: WaitingQueue) -> None:
     place = queue.enter(64, 5000)
     place.leave()

@@ -22,7 +22,7 @@ async def deltas_of(
 ) -> list[Delta]:
     gateway = Gateway(settings(), dispatcher, text)
     asked = {"model": MODEL, "stream": True, **fields}
-    return [one async for one in stream_deltas(gateway, kind, asked, request_id="r", origin=Origin())]
+    return [one async for one in stream_deltas(gateway, kind, asked, origin=Origin())]
 
 
 async def test_deltas_join_to_the_whole_reply(text: ModelText) -> None:
@@ -81,7 +81,7 @@ async def test_closing_the_deltas_cancels_the_call(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher(["a", asyncio.Event()])
     gateway = Gateway(settings(), dispatcher, text)
     fields = {"model": MODEL, "prompt": "x"}
-    deltas = stream_deltas(gateway, "completion", fields, request_id="r", origin=Origin())
+    deltas = stream_deltas(gateway, "completion", fields, origin=Origin())
     await anext(deltas)
     await deltas.aclose()
     async with asyncio.timeout(5):

@@ -1,15 +1,22 @@
 """What reaches the replicas for a call: each accepted field has its effect, defaults come from the model."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from bakehouse_replica.core.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, UnknownModel
+from bakehouse_replica.core.errors import (
+    ConfigError,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    UnknownModel,
+)
 from bakehouse_replica.core.sampling import Grammar, GrammarKind, SamplingParams
 from bakehouse_replica.core.types import FinishReason, ModelSource, Request
+from bakehouse_router.admission import WaitingQueue
 from bakehouse_router.calls import Call, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import Generation
@@ -89,10 +96,28 @@ async def test_a_field_of_the_request_reaches_the_replica(
     assert getattr(await _request(text, completion(**{field: value})), attribute) == value
 
 
-async def test_the_log_says_whose_request_it_is(text: ModelText, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "bakehouse_router.gateway")
-    request = await _request(text, completion(user="bob"))
-    assert f"request {request.request_id} is of user 'bob'" in caplog.text
+async def test_other_limits_hold_for_calls_that_come_next_and_wrong_ones_change_nothing(text: ModelText) -> None:
+    queue = WaitingQueue(max_requests=8, max_tokens=1000)
+    gateway = Gateway(settings(max_choices=2), ScriptedDispatcher(), text, admission=queue)
+
+    async def limit_of_choices() -> int:
+        with pytest.raises(InvalidRequest, match="it must be at most") as refused:
+            await gateway.start(completion(n=100), "call")
+        return int(str(refused.value).rpartition(" ")[2])
+
+    assert await limit_of_choices() == 2
+    gateway.reconfigure({"max_choices": 3, "max_queued_requests": 1})
+    assert await limit_of_choices() == 3
+    for wrong in ({"max_choices": 4, "max_tools": 0}, {"max_body": 4}):
+        with pytest.raises(ConfigError, match=r"^user_config\.max_(tools: a whole|body: unknown key)"):
+            gateway.reconfigure(wrong)
+    assert await limit_of_choices() == 3
+    queue.enter(1, 1)
+    with pytest.raises(Overloaded, match=r"limit of 1$"):
+        queue.enter(1, 1)
+    gateway.reconfigure({})
+    assert await limit_of_choices() == 2
+    queue.enter(7, 1)
 
 
 async def test_what_is_not_given_comes_from_the_model(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -16,6 +16,7 @@ from bakehouse_replica.core.types import (
     ReplicaStatus,
     Request,
 )
+from bakehouse_router.attempts import Attempts
 from bakehouse_router.calls import Call
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import CallUsage, Generation, QueuePlace
@@ -62,8 +63,8 @@ class _FailsFor:
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return await self._dispatcher.statuses()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        async with aclosing(self._dispatcher.stream(request)) as deliveries:
+    async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
+        async with aclosing(self._dispatcher.stream(request, attempts)) as deliveries:
             async for delivery in deliveries:
                 if request.request_id == self._request_id:
                     raise Unavailable("the replica is gone")
@@ -248,8 +249,8 @@ class _Watched:
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return await self.dispatcher.statuses()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        async with aclosing(self.dispatcher.stream(request)) as deliveries:
+    async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
+        async with aclosing(self.dispatcher.stream(request, attempts)) as deliveries:
             async for delivery in deliveries:
                 yield delivery
         await asyncio.sleep(0)

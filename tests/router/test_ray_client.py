@@ -127,6 +127,20 @@ async def test_the_same_prefix_goes_where_it_went_before() -> None:
     assert sum(in_flight(made).values()) == 0
 
 
+async def test_choices_are_counted_by_their_reason() -> None:
+    a, b = Replica("a"), Replica("b")
+    made = router(a, b)
+
+    for index in range(3):
+        await made.choose_replicas([a, b], pending(request(), f"call-{index}"))
+    await made.choose_replicas([a], pending(request()))
+    await made.choose_replicas([a, b], pending("status"))
+
+    assert made.decisions["load"] + made.decisions["prefix"] == 3
+    assert made.decisions["only_one"] == 1
+    assert sum(made.decisions.values()) == 4
+
+
 async def test_the_charge_follows_the_replica_that_accepts() -> None:
     a, b = Replica("a"), Replica("b")
     made = router(a, b)

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bakehouse_replica.core.blocks import BlockPool
+from bakehouse_replica.core.counts import Distribution
 from bakehouse_replica.core.executor import Executor, Pending, execute
 from bakehouse_replica.core.hashing import choice_seed
+from bakehouse_replica.core.metric_table import Metric
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.scheduler import Scheduler
+from bakehouse_replica.core.tally import replica_counts
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
@@ -171,8 +174,14 @@ class Driver:
         make_executor: MakeExecutor = make_fake,
         early: Random | None = None,
     ) -> None:
+        self.counts = replica_counts()
         self.scheduler = Scheduler(
-            capacity=capacity, policy=policy, model_digest="model", hash_key=b"key", pool_type=pool_type
+            capacity=capacity,
+            policy=policy,
+            model_digest="model",
+            hash_key=b"key",
+            counts=self.counts,
+            pool_type=pool_type,
         )
         self.executor = make_executor(capacity)
         self.now = 0.0
@@ -243,6 +252,17 @@ class Driver:
     def outcome(self, request_id: str, choice: int = 0) -> Outcome:
         """What has come out so far."""
         return self.outcomes[request_id, choice]
+
+    def counted(self, metric: Metric, *labels: str) -> float | Distribution:
+        """What the scheduler has counted of a metric."""
+        (series,) = (one for one in self.counts.series() if (one.name, one.labels) == (metric.name, labels))
+        return series.value
+
+    def n_samples(self, metric: Metric) -> int:
+        """How many samples a histogram has."""
+        distribution = self.counted(metric)
+        assert isinstance(distribution, Distribution)
+        return distribution.at_most[-1]
 
     def scored_positions(self) -> dict[int, list[int]]:
         """The positions of the prompt tokens that each sequence has asked scores for, in order."""

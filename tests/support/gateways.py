@@ -31,6 +31,7 @@ from bakehouse_replica.engine import Engine
 from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_router.admission import WaitingQueue
 from bakehouse_router.api.http import build_api
+from bakehouse_router.attempts import Attempts
 from bakehouse_router.calls import ChatCall, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.gateway import Gateway
@@ -159,7 +160,9 @@ class ScriptedDispatcher:
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return self.replicas
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delivery, None]:
+    async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
+        attempts = attempts or Attempts()
+        attempts.begin(0)
         self.requests.append(request)
         self.n_open += 1
         counts = [0] * request.params.n
@@ -170,10 +173,13 @@ class ScriptedDispatcher:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield self._delivery(request, counts, (delta(0, step),) if isinstance(step, str) else step)
+                    told = self._delivery(request, counts, (delta(0, step),) if isinstance(step, str) else step)
+                    attempts.hear(told)
+                    yield told
             if not any(isinstance(step, tuple) and any(one.finish for one in step) for step in self.script):
                 yield self._delivery(request, counts, (delta(0, "", FinishReason.LENGTH),))
         finally:
+            attempts.end()
             self.n_open -= 1
             self.closed.set()
 

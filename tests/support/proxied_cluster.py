@@ -54,7 +54,7 @@ def main(model: str, name: str, http_port: int, grpc_port: int) -> None:
     from bakehouse_cluster.app import build
     from bakehouse_cluster.config import parse_config
     from bakehouse_cluster.guard import end_all
-    from bakehouse_cluster.local_ray import GRPC_SERVICES
+    from bakehouse_cluster.serve_environment import GRPC_SERVICES
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 

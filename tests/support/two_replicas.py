@@ -9,6 +9,7 @@ from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request, StepP
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.script import parse_script
 from bakehouse_router.dispatch import Dispatcher
+from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import scripted_model_text
 from gateways import served
 from scripted import SETTINGS, WAIT_S, scripted_engine
@@ -36,14 +37,17 @@ class Successors:
 
 @asynccontextmanager
 async def two_replicas(
-    tree: Mapping[str, object], raise_at: int, before_step: Callable[[StepPlan], None] | None = None
+    tree: Mapping[str, object],
+    raise_at: int,
+    before_step: Callable[[StepPlan], None] | None = None,
+    gateway: GatewaySettings = SETTINGS,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client of a server whose first replica dies at that output token; `before_step` is in its steps."""
     sound, breaking = parse_script(dict(tree)), parse_script({**tree, "raise_at": raise_at})
     async with (
         scripted_engine(breaking, before_step=before_step) as first,
         scripted_engine(sound) as second,
-        served(scripted_model_text(sound), Dispatcher(Successors([first.engine, second.engine])), SETTINGS) as url,
+        served(scripted_model_text(sound), Dispatcher(Successors([first.engine, second.engine])), gateway) as url,
         httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http,
     ):
         yield http

@@ -14,12 +14,14 @@ if TYPE_CHECKING:  # each holds the other
 class Call:
     """What the choices of one request share. `cached_tokens` is None until the first admission.
 
+    `arrived_at`, `admitted_at` (for the first time) and `first_token_at` (drawn here) are moments of the driver's.
     `n_to_score`: how many prompt tokens get a log-probability; `n_asked` of them were asked for in a step, and
     `n_scored` have come. `scores` are those collected and not delivered.
     """
 
     request: Request
     arrival: int
+    arrived_at: float
     deadline: float | None
     n_output_limit: int
     root_hash: bytes
@@ -31,6 +33,8 @@ class Call:
     n_scored: int = 0
     scores: list[TokenLogprob] = field(default_factory=list)
     cached_tokens: int | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
 
     @classmethod
@@ -40,6 +44,7 @@ class Call:
         return cls(
             request=request,
             arrival=arrival,
+            arrived_at=now,
             deadline=None if request.timeout_s is None else now + request.timeout_s,
             n_output_limit=n_output_limit,
             root_hash=root_hash,
@@ -48,6 +53,11 @@ class Call:
             shows_output=params.needs_output,
             n_to_score=0 if params.prompt_logprobs is None else len(request.prompt_ids) - 1,
         )
+
+    @property
+    def queue_s(self) -> float | None:
+        """How long it waited for its first admission, None before that."""
+        return None if self.admitted_at is None else self.admitted_at - self.arrived_at
 
     @property
     def owes_scores(self) -> bool:

@@ -7,6 +7,7 @@ from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Sequence
+from bakehouse_replica.core.tally import Tally
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta
 
 REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within milliseconds: far fewer are on their way
@@ -15,7 +16,8 @@ REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within millisec
 class Ends:
     """The ends of one scheduler's sequences."""
 
-    def __init__(self, *, roster: Roster, pool: BlockPool) -> None:
+    def __init__(self, *, roster: Roster, pool: BlockPool, tally: Tally) -> None:
+        self._tally = tally
         self._roster = roster
         self._pool = pool
         self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
@@ -32,14 +34,15 @@ class Ends:
     def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         """Ends a sequence with terminal deltas, which wait to be taken."""
         self._outbox += sequence.ends(reason, failure)
-        self.forget(sequence)
+        self.forget(sequence, reason)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence whose terminal delta somebody else has; remembers its request with the last one."""
         self._roster.end(sequence)
         request_id = sequence.call.request.request_id
         if request_id not in self._roster.calls:
             self._ended.remember(request_id)
+            self._tally.end(sequence, reason)
 
     def end_without_room(self, sequence: Sequence) -> None:
         """Ends a sequence that cannot grow although it runs alone, or never could."""

@@ -11,6 +11,7 @@ from bakehouse_replica.core.ends import Ends
 from bakehouse_replica.core.room import Room, n_blocks_needed
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Sequence
+from bakehouse_replica.core.tally import Tally
 from bakehouse_replica.core.types import BlockCopy, SchedulingPolicy
 
 # A newcomer whose prefix is being computed waits a step for it, where that brings it at least so far as this share
@@ -23,13 +24,25 @@ class Phases:
     """The phases of one scheduler's plans."""
 
     def __init__(
-        self, *, roster: Roster, pool: BlockPool, ends: Ends, policy: SchedulingPolicy, n_slots: int
+        self,
+        *,
+        roster: Roster,
+        pool: BlockPool,
+        ends: Ends,
+        tally: Tally,
+        policy: SchedulingPolicy,
+        n_slots: int,
     ) -> None:
         self._roster = roster
         self._pool = pool
         self._ends = ends
+        self._tally = tally
         self._policy = policy
         self._n_slots = n_slots
+
+    def adopt(self, policy: SchedulingPolicy) -> None:
+        """Another policy from the next plan on."""
+        self._policy = policy
 
     def outranked(self) -> list[Sequence]:
         """The fewest running sequences of lower priority that the first waiting one needs gone, in order."""
@@ -59,10 +72,15 @@ class Phases:
             if len(running) == 1:
                 self._ends.end_without_room(last)
             else:
-                self._roster.preempt(last)
+                self.preempt(last)
         return has_preempted
 
-    def admit(self, budget: StepBudget) -> list[BlockCopy]:
+    def preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence back into the queue, to its place; its blocks stay as cache."""
+        self._roster.preempt(sequence)
+        self._tally.preempt()
+
+    def admit(self, budget: StepBudget, now: float) -> list[BlockCopy]:
         """Starts newcomers in order, with what is left of tokens, slots and blocks; the copies that this needs."""
         copies: list[BlockCopy] = []
         if not self._roster.waiting:
@@ -88,7 +106,10 @@ class Phases:
             n_coming = self._roster.n_coming(sequence, len(hits), coming) * self._pool.block_size
             if n_coming >= n_own * COMING_SHARE:
                 continue  # it waits for these blocks; its place is kept
+            is_first_time = sequence.call.cached_tokens is None
             self._roster.start(sequence, hits)
+            if is_first_time:
+                self._tally.admit(sequence.call, now)
             n_tokens = budget.grant(sequence)
             coming.update(self._roster.coming(sequence, n_tokens))
             copies += self._roster.grow(sequence, n_tokens)

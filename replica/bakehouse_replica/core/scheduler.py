@@ -6,6 +6,7 @@ A pure machine: frozen messages in and out, no clock, no randomness, no I/O. The
     plan(now)            ─► StepPlan or None   None: nothing to do until the next `add`, or `apply`
     apply(result, now)   ─► [TokenDelta]       the deltas of the oldest step in flight
     take_deltas()        ─► [TokenDelta]       terminal deltas that arose elsewhere; drain it after every plan
+    adopt(policy)        at any time
 
 and the same calls always lead to the same plans, block ids included.
 
@@ -52,6 +53,7 @@ from bakehouse_replica.core.admission import n_slots_of, output_limit
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.budget import StepBudget
 from bakehouse_replica.core.call import Call
+from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.ends import REMEMBERED_IDS, Ends
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.flight import Flight, check_flights
@@ -61,6 +63,7 @@ from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.room import n_blocks_needed
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Sequence, Status
+from bakehouse_replica.core.tally import Tally, replica_counts
 from bakehouse_replica.core.types import (
     BlockCopy,
     Capacity,
@@ -81,7 +84,10 @@ STEP_TIME_WEIGHT = 0.1  # of the newest step in the average
 
 
 class Scheduler:
-    """Schedules the requests of one replica. Tests break the pool by `pool_type`."""
+    """Schedules the requests of one replica, and counts in `counts`, which are those of `replica_counts`.
+
+    Tests break the pool by `pool_type`.
+    """
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class Scheduler:
         policy: SchedulingPolicy,
         model_digest: str,
         hash_key: bytes,
+        counts: Counts | None = None,
         pool_type: type[BlockPool] = BlockPool,
     ) -> None:
         self._capacity = capacity
@@ -97,10 +104,16 @@ class Scheduler:
         self._model_digest = model_digest
         self._hash_key = hash_key
         self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
+        self._tally = Tally(replica_counts() if counts is None else counts, capacity)
         self._roster = Roster(pool=self._pool, n_slots=n_slots_of(capacity))
-        self._ends = Ends(roster=self._roster, pool=self._pool)
+        self._ends = Ends(roster=self._roster, pool=self._pool, tally=self._tally)
         self._phases = Phases(
-            roster=self._roster, pool=self._pool, ends=self._ends, policy=policy, n_slots=n_slots_of(capacity)
+            roster=self._roster,
+            pool=self._pool,
+            ends=self._ends,
+            tally=self._tally,
+            policy=policy,
+            n_slots=n_slots_of(capacity),
         )
         self._early_aborts = RecentIds(REMEMBERED_IDS)
         self._flights: deque[Flight] = deque()  # oldest first
@@ -114,6 +127,15 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is alive or any step in flight, so that there is something to plan or to apply."""
         return bool(self._roster.running or self._roster.waiting or self._flights)
+
+    def adopt(self, policy: SchedulingPolicy) -> None:
+        """Another policy from the next call on; who waits already stays, even beyond its limit.
+
+        `max_model_len` must stay, for requests have been accepted by it.
+        """
+        assert policy.max_model_len == self._policy.max_model_len, (policy, self._policy)
+        self._policy = policy
+        self._phases.adopt(policy)
 
     def add(self, request: Request, now: float) -> None:
         """Queues a request; its deadline is `now + timeout_s`.
@@ -168,7 +190,7 @@ class Scheduler:
         if is_ahead and outranked:
             return None
         for sequence in reversed(outranked):
-            self._roster.preempt(sequence)
+            self._phases.preempt(sequence)
         going_on = [sequence for sequence in running if sequence.wants_steps] if is_ahead else running
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
@@ -178,7 +200,7 @@ class Scheduler:
         for sequence, n_tokens in budget.grants.items():
             copies += self._roster.grow(sequence, n_tokens)
         if not has_preempted or not running:
-            copies += self._phases.admit(budget)
+            copies += self._phases.admit(budget, now)
         copies += self._phases.fill(budget, going_on)
         return self._depart(budget, copies, now)
 
@@ -195,6 +217,7 @@ class Scheduler:
         self._version += 1
         self._measure(now - max(flight.planned_at, self._applied_at))
         self._applied_at = now
+        self._tally.begin_apply(now)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
         block_size = self._capacity.block_size
@@ -214,6 +237,7 @@ class Scheduler:
                 deltas += map(self._take, self._roster.fork(sequence), draws)
             elif scores:
                 deltas += self._end_scored(sequence)
+        self._tally.draw(sum([len(delta.token_ids) for delta in deltas]))
         return deltas
 
     def take_deltas(self) -> list[TokenDelta]:
@@ -236,6 +260,11 @@ class Scheduler:
             step_time_s=self._step_time_s,
             resident=self._pool.resident_hashes(RESIDENT_HASHES_REPORTED),
         )
+
+    def note(self, load: ReplicaLoad) -> None:
+        """Puts the gauges of a snapshot into the counts. O(waiting)."""
+        waiting = self._roster.waiting
+        self._tally.note(load, sum(sequence.call.cached_tokens is not None for sequence in waiting))
 
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
@@ -267,18 +296,21 @@ class Scheduler:
         chunks = tuple(sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items())
         plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
         self._flights.append(Flight(plan, tuple(budget.grants), now))
+        self._tally.depart(len(chunks), sum(budget.grants.values()), len(copies))
         return plan
 
     def _take(self, choice: Sequence, draw: Draw) -> TokenDelta:
         """Appends what was drawn for a choice, and forgets it where it ends with that."""
         kept, reason = choice.accept(draw)
+        if choice.call.first_token_at is None and kept.token_ids:
+            self._tally.begin_output(choice.call)
         if reason is None:
             return choice.delta(kept)
         failure = None
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
         delta = choice.delta(kept, reason, failure)
-        self._ends.forget(choice)
+        self._ends.forget(choice, reason)
         return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
@@ -287,7 +319,7 @@ class Scheduler:
         if reason is None or sequence.call.owes_scores:
             return []
         deltas = sequence.ends(reason)
-        self._ends.forget(sequence)
+        self._ends.forget(sequence, reason)
         return deltas
 
     def _measure(self, elapsed_s: float) -> None:

@@ -251,7 +251,10 @@ class Sequence:
         if finish is not None or is_first:
             # The prompt's counts are the request's: equal in all of its choices, not to be summed over them.
             usage = Usage(
-                prompt_tokens=self.n_prompt, cached_tokens=call.cached_tokens or 0, completion_tokens=n_output
+                prompt_tokens=self.n_prompt,
+                cached_tokens=call.cached_tokens or 0,
+                completion_tokens=n_output,
+                queue_s=call.queue_s,
             )
         return _new_delta(
             request_id=request.request_id,

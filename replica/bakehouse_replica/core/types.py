@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.sampling import SamplingParams, require
 
 
@@ -189,12 +190,15 @@ class StepResult:
 class Usage:
     """Counts of one choice so far. `cached_tokens`: prompt tokens not computed at first admission.
 
-    Those of the prompt are the request's, equal in all of its choices: not to be summed over them.
+    Those of the prompt are the request's, equal in all of its choices: not to be summed over them. `queue_s`: how
+    long the request waited in this replica's queue before its first admission, None where it had none; it is told
+    besides, and equal counts are equal whatever it is.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    queue_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +299,15 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """One replica as seen from outside: `problem` says in words why it does not serve, None where it does."""
+    """One replica as seen from outside: `problem` says in words why it does not serve, None where it does.
+
+    `counted`: what it has counted, counters and gauges.
+    """
 
     card: ReplicaCard
     load: ReplicaLoad
     problem: str | None = None
+    counted: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

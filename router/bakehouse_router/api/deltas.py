@@ -1,6 +1,5 @@
 """A call from a face that is not HTTP: the fields of an HTTP body in, the same checks, the answer's deltas out."""
 
-import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -15,35 +14,40 @@ from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import Generation
 from bakehouse_router.handle_messages import Delta
 from bakehouse_router.prompt_run import PromptReport, TextPiece
+from bakehouse_router.request_record import RequestRecord
 from bakehouse_router.text.tools.parser import CallDelta, ContentDelta, ToolCallParser
-
-logger = logging.getLogger(__name__)
 
 Kind = Literal["completion", "chat"]
 Fields = Mapping[str, object]
 
 
 async def stream_deltas(
-    gateway: Gateway, kind: Kind, fields: Fields, *, request_id: str, origin: Origin
+    gateway: Gateway, kind: Kind, fields: Fields, *, origin: Origin, record: RequestRecord | None = None
 ) -> AsyncGenerator[Delta, None]:
     """The answer to a body of `/v1/completions` or `/v1/chat/completions`, by `kind`; its last delta is the usage.
 
     Raises on the first step what HTTP would answer with a status, later what it would end its stream with. Closing
-    the generator cancels the call.
+    the generator cancels the call. `record`: of the request, whose end is the caller's.
     """
-    body, call = _parsed(gateway, kind, fields, origin)
-    call_id = f"{kind}-{secrets.token_hex(16)}"
-    logger.info("request %s is call %s", request_id, call_id)
-    generation = await gateway.start(call, call_id)
-    writers = _Writers(gateway, call, call_id, generation)
-    counts_along = bool(body.stream_options and body.stream_options.continuous_usage_stats)
-    async with aclosing(generation.pieces()) as pieces:
-        async for arrived in pieces:
-            for piece in arrived:
-                delta = writers.write(piece, counts_along)
-                if delta is not None:
-                    yield delta
-    yield Delta(call_id=call_id, usage=generation.usage)
+    has_begun = False
+    try:
+        body, call = _parsed(gateway, kind, fields, origin)
+        call_id = f"{kind}-{secrets.token_hex(16)}"
+        generation = await gateway.start(call, call_id, record=record)
+        writers = _Writers(gateway, call, call_id, generation)
+        counts_along = bool(body.stream_options and body.stream_options.continuous_usage_stats)
+        async with aclosing(generation.pieces()) as pieces:
+            async for arrived in pieces:
+                for piece in arrived:
+                    delta = writers.write(piece, counts_along)
+                    if delta is not None:
+                        has_begun = True
+                        yield delta
+        yield Delta(call_id=call_id, usage=generation.usage)
+    except Exception as error:
+        if not has_begun:
+            gateway.metrics.reject(error)
+        raise
 
 
 def _parsed(gateway: Gateway, kind: Kind, fields: Fields, origin: Origin) -> tuple[GenerationBody, Call]:

@@ -19,6 +19,7 @@ from bakehouse_replica.core.errors import (
     Unavailable,
     UnknownModel,
 )
+from bakehouse_replica.core.metric_table import INTERNAL_ERROR
 from starlette.exceptions import HTTPException
 
 INVALID_REQUEST = "invalid_request_error"
@@ -52,7 +53,7 @@ class Problem:
 
 # The first row whose class fits counts, so subclasses stand before their bases.
 # gRPC statuses are the names of `grpc.StatusCode`.
-_TABLE: tuple[tuple[type[BakehouseError], int, str, str, str | None], ...] = (
+_TABLE: tuple[tuple[type[BakehouseError], int, str, str, str], ...] = (
     (UnknownModel, 404, "NOT_FOUND", INVALID_REQUEST, "model_not_found"),
     (RequestTooLarge, 413, "INVALID_ARGUMENT", INVALID_REQUEST, "request_too_large"),
     (ContextTooLong, 400, "INVALID_ARGUMENT", INVALID_REQUEST, "context_length_exceeded"),
@@ -69,6 +70,11 @@ _HTTP_ADVICE = {
     405: "this route takes other methods; see the header allow, or /openapi.json",
 }
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+def error_code(error: Exception) -> str:
+    """The code by which clients and metrics know one of our errors; all others have one together."""
+    return next((code for kind, _, _, _, code in _TABLE if isinstance(error, kind)), INTERNAL_ERROR)
 
 
 def _retry_after_s(error: BakehouseError) -> int | None:
@@ -104,5 +110,5 @@ def problem_of(error: Exception, request_id: str) -> Problem:
         grpc_status="INTERNAL",
         message=f"an internal error ended this request; the log tells more under its id {request_id}",
         type=SERVER_ERROR,
-        code="internal_error",
+        code=INTERNAL_ERROR,
     )

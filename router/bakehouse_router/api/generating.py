@@ -1,7 +1,6 @@
 """Starts a call and answers with its generation, streamed or whole, for as long as the client is there."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -12,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from bakehouse_router.api.answers import EventWriter, Pieces, whole_reply
+from bakehouse_router.api.recorded import record_of
 from bakehouse_router.api.replies import ReplyHead, ReplyShape
 from bakehouse_router.api.schema import GenerationBody
 from bakehouse_router.api.sse import EventStream, wait_for_disconnect
@@ -20,8 +20,6 @@ from bakehouse_router.calls import Call, CompletionCall
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import Generation
 from bakehouse_router.prompt_run import TextPiece
-
-logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = "x-bakehouse-replica"
 
@@ -71,8 +69,7 @@ class Answering:
     async def answer(self, body: GenerationBody, call: Call, shape: ReplyShape, id_prefix: str) -> Response:
         """The response, or the head of a stream of it. Raises a `BakehouseError` before either."""
         call_id = f"{id_prefix}-{secrets.token_hex(16)}"
-        logger.info("request %s is call %s", self.request.state.request_id, call_id)
-        generation = await self.gateway.start(call, call_id, self.received_at)
+        generation = await self.start(call, call_id)
         options = body.stream_options
         head = ReplyHead(
             reply_id=call_id,
@@ -85,6 +82,10 @@ class Answering:
             writer = EventWriter(generation, shape, head, self.request.state.request_id)
             return await self.streamed(generation, writer.frames)
         return await self.whole(generation, whole_reply(generation, shape, head))
+
+    async def start(self, call: Call, call_id: str) -> Generation:
+        """The call's generation. Raises as `Gateway.start` does."""
+        return await self.gateway.start(call, call_id, self.received_at, record_of(self.request.scope))
 
     async def whole(self, generation: Generation, reply: Awaitable[Json]) -> Response:
         """The reply, once it is known."""

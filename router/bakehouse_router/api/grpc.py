@@ -12,12 +12,12 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import grpc
-from bakehouse_replica.core.errors import RequestTooLarge
+from bakehouse_replica.core.errors import BakehouseError, RequestTooLarge
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from bakehouse_router.api.bodies import Origin
-from bakehouse_router.api.deltas import stream_deltas
+from bakehouse_router.api.deltas import Kind, stream_deltas
 from bakehouse_router.api.errors import problem_of
 from bakehouse_router.api.grpc_fields import detokenize_fields, generate_fields, tokenize_fields
 from bakehouse_router.api.grpc_replies import generate_reply
@@ -38,6 +38,7 @@ from bakehouse_router.proto.inference_pb2 import (
     TokenizeReply,
     TokenizeRequest,
 )
+from bakehouse_router.tracing import TRACEPARENT, RequestSpan
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +66,21 @@ class InferenceService:
     ) -> AsyncGenerator[GenerateReply, None]:
         """The answer in pieces; closing the generator cancels the call."""
         call = _Call(context)
-        try:
-            origin = self._admit(request, call)
-            kind, fields = generate_fields(request)
-            fields = {"model": self._gateway.model_name, **fields}
-            deltas = stream_deltas(self._gateway, kind, fields, request_id=call.request_id, origin=origin)
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    yield generate_reply(delta, request)
-        except Exception as error:
-            call.fail(error)
+        kind: Kind = "chat" if request.HasField("chat") else "completion"
+        with self._gateway.records.open("grpc", kind, call.request_id, call.metadata) as record:
+            call.name_span(record.span)
+            try:
+                origin = self._admit(request, call)
+                record.tenant = origin.tenant
+                kind, fields = generate_fields(request)
+                fields = {"model": self._gateway.model_name, **fields}
+                deltas = stream_deltas(self._gateway, kind, fields, origin=origin, record=record)
+                async with aclosing(deltas):
+                    async for delta in deltas:
+                        yield generate_reply(delta, request)
+            except Exception as error:
+                record.fail(error)
+                call.fail(error)
 
     async def Tokenize(self, request: TokenizeRequest, context: CallContext) -> TokenizeReply:
         """The ids that the model would be given."""
@@ -118,9 +124,13 @@ class InferenceService:
     def _admit(self, request: Message, call: "_Call") -> Origin:
         """Who asks. Raises `Unauthenticated`, or `RequestTooLarge` beyond the limit of an HTTP body."""
         limit = self._gateway.settings.max_body_bytes
-        if request.ByteSize() > limit:
-            raise RequestTooLarge(f"the request has {request.ByteSize()} bytes; the limit is {limit}")
-        return Origin(tenant="" if self._keys is None else self._keys.tenant_of(call.authorization))
+        try:
+            if request.ByteSize() > limit:
+                raise RequestTooLarge(f"the request has {request.ByteSize()} bytes; the limit is {limit}")
+            return Origin(tenant="" if self._keys is None else self._keys.tenant_of(call.authorization))
+        except BakehouseError as error:
+            self._gateway.metrics.reject(error)
+            raise
 
     async def _answered(
         self,
@@ -144,10 +154,17 @@ class _Call:
 
     def __init__(self, context: CallContext) -> None:
         self._context = context
-        metadata = dict(context.invocation_metadata())
-        self.request_id = usable_request_id(metadata.get(REQUEST_ID_HEADER, ""))
-        self.authorization = metadata.get(AUTHORIZATION_KEY)
-        context.set_trailing_metadata([(REQUEST_ID_HEADER, self.request_id)])
+        self.metadata = dict(context.invocation_metadata())
+        self.request_id = usable_request_id(self.metadata.get(REQUEST_ID_HEADER, ""))
+        self.authorization = self.metadata.get(AUTHORIZATION_KEY)
+        self._told = {REQUEST_ID_HEADER: self.request_id}
+        context.set_trailing_metadata(list(self._told.items()))
+
+    def name_span(self, span: RequestSpan | None) -> None:
+        """Tells the client under which span it is traced, if it is."""
+        if span is not None:
+            self._told[TRACEPARENT] = span.traceparent
+            self._context.set_trailing_metadata(list(self._told.items()))
 
     def fail(self, error: Exception) -> None:
         """The status that the table of errors gives, and what else there is to say in the trailing metadata."""
@@ -156,7 +173,7 @@ class _Call:
             logger.exception("request %s failed", self.request_id)
         self._context.set_code(grpc.StatusCode[problem.grpc_status])
         self._context.set_details(problem.message[:_MAX_DETAILS_CHARS])
-        told = {REQUEST_ID_HEADER: self.request_id, **problem.headers()}
+        told = {**self._told, **problem.headers()}
         if problem.code is not None:
             told["bakehouse-error-code"] = quote(problem.code)
         if problem.param is not None:

@@ -4,33 +4,54 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.errors import BakehouseError, Unauthenticated
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, KeyGuard
 from bakehouse_router.api.generating import REPLICA_HEADER
 from bakehouse_router.api.openapi import openapi_document
 from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER
+from bakehouse_router.api.recorded import Recorded, note_error
 from bakehouse_router.api.routes import Routes
 from bakehouse_router.api.surround import REQUEST_ID_HEADER, Surround, error_response, refuse
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
+from bakehouse_router.metrics import GatewayMetrics
+from bakehouse_router.request_report import Kind
+from bakehouse_router.tracing import TRACEPARENT
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's; only access logs see it
 # What the scripts of a web page may read besides the body.
-_TOLD_TO_PAGES = (REQUEST_ID_HEADER, REPLICA_HEADER, IGNORED_FIELDS_HEADER, "retry-after")
+_TOLD_TO_PAGES = (REQUEST_ID_HEADER, REPLICA_HEADER, IGNORED_FIELDS_HEADER, TRACEPARENT, "retry-after")
+_RECORDED: dict[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "response",
+}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-async def _tell_error(request: Request, error: Exception) -> Response:
+async def _tell_error(metrics: GatewayMetrics, request: Request, error: Exception) -> Response:
+    note_error(request.scope, error)
+    if isinstance(error, BakehouseError) and request.method == "POST":
+        metrics.reject(error)
     return error_response(error, request.state.request_id)
+
+
+async def _refuse(
+    metrics: GatewayMetrics, error: Unauthenticated, scope: Scope, receive: Receive, send: Send
+) -> None:
+    if scope["method"] == "POST":
+        metrics.reject(error)
+    await refuse(error, scope, receive, send)
 
 
 async def _nobody_left(request: Request, error: Exception) -> Response:
@@ -64,18 +85,25 @@ def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id
     Ray Serve does; it would come twice.
     """
     # FastAPI would describe handlers by their signatures; ours parse by hand and are described by hand.
-    app = FastAPI(title="bakehouse", openapi_url=None, redirect_slashes=False)
+    # Where it traces by itself, its spans begin a second trace beside Serve's, unless the client has begun one.
+    app = FastAPI(
+        title="bakehouse",
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     for method, path, handler in _routes(Routes(gateway)):
         app.add_route(path, handler, methods=[method])
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
     app.add_route("/openapi.json", partial(_describe, document), methods=["GET"])
     for kind in (BakehouseError, HTTPException):
-        app.add_exception_handler(kind, _tell_error)
+        app.add_exception_handler(kind, partial(_tell_error, gateway.metrics))
     app.add_exception_handler(ClientDisconnect, _nobody_left)
     if keys is not None:
         open_paths = OPEN_PATHS | {METRICS_PATH} if gateway.settings.opens_metrics else OPEN_PATHS
-        app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=refuse)
-    app.add_middleware(Surround, tells_request_id=tells_request_id)
+        app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=partial(_refuse, gateway.metrics))
+    app.add_middleware(Recorded, records=gateway.records, kinds=_RECORDED)
+    app.add_middleware(Surround, tells_request_id=tells_request_id, on_failure=gateway.metrics.reject)
     if gateway.settings.cors_origins:  # outermost: a page may read errors too, and asks without a key first
         app.add_middleware(
             CORSMiddleware,

@@ -26,6 +26,7 @@ from bakehouse_router.api.schema import (
 )
 from bakehouse_router.api.token_json import Json, TokenReport
 from bakehouse_router.gateway import Gateway
+from bakehouse_router.settings import GatewaySettings
 
 
 def _replica_json(status: ReplicaStatus) -> Json:
@@ -55,8 +56,12 @@ class Routes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._settings = gateway.settings
         self._started_at = int(time.time())
+
+    @property
+    def _settings(self) -> GatewaySettings:
+        """Anew for each call: its limits may change."""
+        return self._gateway.settings
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""

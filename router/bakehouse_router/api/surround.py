@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections.abc import Callable
 
 from bakehouse_replica.core.errors import BakehouseError
 from starlette.datastructures import Headers, MutableHeaders
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bakehouse_router.api.errors import problem_of
+from bakehouse_router.api.recorded import note_error
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +37,20 @@ def error_response(error: Exception, request_id: str) -> Response:
 
 async def refuse(error: BakehouseError, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends `error` as the whole response; for what stands between `Surround` and the routes."""
+    note_error(scope, error)
     await error_response(error, scope["state"]["request_id"])(scope, receive, send)
 
 
 class Surround:
     """Gives every request an id and answers 500 where an error has come this far.
 
-    The id is `request.state.request_id` and, where it `tells_request_id`, a header of the response.
+    The id is `request.state.request_id` and, where it `tells_request_id`, a header of the response. `on_failure`
+    gets what is answered by 500.
     """
 
-    def __init__(self, app: ASGIApp, *, tells_request_id: bool) -> None:
+    def __init__(self, app: ASGIApp, *, tells_request_id: bool, on_failure: Callable[[Exception], None]) -> None:
         self._app = app
+        self._on_failure = on_failure
         self._tells_request_id = tells_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,4 +75,5 @@ class Surround:
             if has_begun:
                 raise
             logger.exception("request %s failed", request_id)
+            self._on_failure(error)
             await error_response(error, request_id)(scope, receive, send_with_id)

@@ -49,6 +49,21 @@ class Choice:
     ranked: tuple[Candidate, ...]
     excluded: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def reason(self) -> str:
+        """What decided, one of `ROUTING_REASONS`."""
+        if not self.ranked:
+            return "no_news"
+        best, *others = self.ranked
+        if best.skipped is not None:
+            return "all_busy"
+        if not others:
+            return "only_one"
+        if any(other.skipped is not None and other.cost_tokens < best.cost_tokens for other in others):
+            return "skipped_busy"
+        n_uncached = [candidate.n_uncached_tokens for candidate in self.ranked]
+        return "prefix" if best.n_uncached_tokens == min(n_uncached) < max(n_uncached) else "load"
+
     def __str__(self) -> str:
         return "; ".join([*map(str, self.ranked), *(f"{name}: {reason}" for name, reason in self.excluded)])
 

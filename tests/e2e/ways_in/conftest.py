@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from collector import collecting
 from faces import Faces, served
 from servers import Server
 
@@ -27,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="package")
 def faces(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Faces]:
-    with served(tmp_path_factory.mktemp("faces"), model) as ready:
+    with collecting() as collector, served(tmp_path_factory.mktemp("faces"), model, collector) as ready:
         yield ready
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from pathlib import Path
 
 import grpc
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from bakehouse_router.proto import inference_pb2 as pb
 from bakehouse_router.proto.inference_pb2_grpc import InferenceStub
+from collector import attributes
 from faces import MODEL, Faces, served
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -19,6 +21,7 @@ from servers import STOP_TIMEOUT_S, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 FREE_TIMEOUT_S = 5.0
+SPANS_TIMEOUT_S = 60.0  # exporters send every 5 s
 AUTHORITY = ("application", "bakehouse")  # which application is meant, where a proxy serves several
 
 
@@ -194,3 +197,78 @@ def test_serves_own_time_limit_cuts_nothing_off(faces: Faces) -> None:
     headers = {"x-request-timeout-seconds": "0.1"}
     answer = httpx.post(f"{faces.url}/v1/completions", json=body, headers=headers, timeout=30)
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+# --- Traces and the request log -------------------------------------------------------------------------------
+
+FROM_HTTP, FROM_GRPC, UNSAMPLED = "a" * 32, "b" * 32, "c" * 32
+CLIENTS_SPAN = "00f067aa0ba902b7"
+
+
+def ask_over_http(faces: Faces, traceparent: str) -> str | None:
+    body = {"model": MODEL, "prompt": "tell", "max_tokens": 5}
+    headers = {"traceparent": traceparent, "x-request-id": f"id-{traceparent[3:9]}"}
+    reply = httpx.post(f"{faces.url}/v1/completions", json=body, headers=headers, timeout=30)
+    assert reply.status_code == 200
+    return reply.headers.get("traceparent")
+
+
+async def ask_over_grpc(faces: Faces, traceparent: str) -> str | None:
+    metadata = (("traceparent", traceparent), ("x-request-id", f"id-{traceparent[3:9]}"))
+    async with channel_to(faces) as channel:
+        call = InferenceStub(channel).Generate(asked(max_tokens=5), metadata=metadata)
+        assert [reply async for reply in call]
+        told = dict(await call.trailing_metadata())
+    traced = told.get("traceparent")
+    return None if traced is None else str(traced)
+
+
+async def test_a_trace_goes_from_the_client_through_gateway_and_replica(faces: Faces) -> None:
+    collector = faces.collector
+    assert collector is not None
+    assert ask_over_http(faces, f"00-{UNSAMPLED}-{CLIENTS_SPAN}-00") is None
+    assert await ask_over_grpc(faces, "00-nonsense") is not None, "a trace of its own"
+    told = {
+        FROM_HTTP: ask_over_http(faces, f"00-{FROM_HTTP}-{CLIENTS_SPAN}-01"),
+        FROM_GRPC: await ask_over_grpc(faces, f"00-{FROM_GRPC}-{CLIENTS_SPAN}-01"),
+    }
+    for trace_id, method in ((FROM_HTTP, "__call__"), (FROM_GRPC, "Generate")):
+        first = f"replica_handle_request Gateway {method}"
+        names = {first, "gateway", "queue", "prefill", "decode"}
+        names |= {"route_to_replica Replica serve", "replica_handle_request Replica serve"}
+        wait_until(lambda: collector.trace(trace_id).keys() == names, SPANS_TIMEOUT_S, f"spans {names}")  # noqa: B023
+        spans = collector.trace(trace_id)
+        assert spans[first].parent_span_id.hex() == CLIENTS_SPAN
+        assert spans["gateway"].parent_span_id == spans[first].span_id
+        assert told[trace_id] == f"00-{trace_id}-{spans['gateway'].span_id.hex()}-01"
+        for name in ("queue", "prefill", "decode", "route_to_replica Replica serve"):
+            assert spans[name].parent_span_id == spans["gateway"].span_id, name
+        assert (
+            spans["replica_handle_request Replica serve"].parent_span_id
+            == spans["route_to_replica Replica serve"].span_id
+        )
+        n_prompt = attributes(spans["gateway"])["gen_ai.usage.input_tokens"]
+        assert n_prompt == attributes(spans["prefill"])["gen_ai.usage.input_tokens"] == len("tell")
+        assert attributes(spans["decode"])["gen_ai.usage.output_tokens"] == 5
+    assert collector.trace(UNSAMPLED) == {}
+    strays = [span.name for span in collector.spans if not span.parent_span_id and "Replica" in span.name]
+    assert strays == [], "polls and subscriptions belong to no request"
+
+
+async def test_each_request_leaves_a_line_in_the_log_of_its_gateway(faces: Faces) -> None:
+    assert faces.server is not None
+    ask_over_http(faces, f"00-{'d' * 32}-{CLIENTS_SPAN}-00")
+    await ask_over_grpc(faces, f"00-{'e' * 32}-{CLIENTS_SPAN}-00")
+    (folder,) = re.findall(r"^  logs +(.+)$", faces.server.log.read_text(), re.MULTILINE)
+    for request_id, face in (("id-dddddd", "http"), ("id-eeeeee", "grpc")):
+        (line,) = [
+            line
+            for log in Path(folder).glob("serve/replica_bakehouse_Gateway_*.log")
+            for line in log.read_text().splitlines()
+            if f"request id={request_id} " in line
+        ]
+        assert re.search(
+            rf"face={face} kind=completion model={MODEL} outcome=complete finish=length prompt_tokens=4 "
+            r"cached_tokens=0 generated_tokens=5 queue_s=[0-9.e-]+ first_token_s=[0-9.]+ total_s=[0-9.]+ replicas=\w+$",
+            line,
+        )

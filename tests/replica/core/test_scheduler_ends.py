@@ -169,6 +169,25 @@ def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
     driver.run()
 
 
+def test_another_policy_holds_for_who_comes_next_and_who_waits_stays() -> None:
+    driver = make_driver(max_sequences=1, policy=replace(POLICY, max_waiting_requests=2))
+    for request_id in ("a", "b"):
+        driver.add(make_request(request_id, range(5)))
+    driver.scheduler.adopt(replace(POLICY, max_waiting_requests=1))
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
+        driver.add(make_request("c", range(5)))
+    driver.scheduler.adopt(replace(POLICY, max_waiting_requests=3))
+    driver.add(make_request("c", range(5)))
+    driver.run()
+    assert {driver.outcome(request_id).finish for request_id in "abc"} == {FinishReason.LENGTH}
+
+
+def test_the_longest_context_is_no_matter_of_policy() -> None:
+    driver = make_driver()
+    with pytest.raises(AssertionError):
+        driver.scheduler.adopt(replace(POLICY, max_model_len=POLICY.max_model_len + 1))
+
+
 def test_the_load_counts_what_is_there() -> None:
     driver = make_driver(max_sequences=1)
     driver.add(make_request("a", range(100)))

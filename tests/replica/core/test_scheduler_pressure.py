@@ -33,6 +33,35 @@ def test_c40_recomputed_tokens_are_not_counted_as_cached() -> None:
     assert {outcome.usage.cached_tokens for outcome in driver.outcomes.values() if outcome.usage} == {0}
 
 
+def test_c40_a_request_tells_how_long_it_waited_before_its_first_admission_and_no_other() -> None:
+    driver = make_driver(max_sequences=1)
+    driver.add(make_request("victim", range(20), max_tokens=8))
+    added_at = driver.now
+    driver.step()
+    driver.add(make_request("waits", range(100, 120), max_tokens=8))
+    driver.add(make_request("urgent", [1, 2, 3], max_tokens=2, priority=-1))
+    driver.run()
+    waited_s = {}
+    for request_id in ("victim", "urgent", "waits"):
+        usage = driver.outcome(request_id).usage
+        assert usage is not None
+        waited_s[request_id] = usage.queue_s
+    assert waited_s["victim"] == 0.0, "it came first, and was preempted later"
+    assert waited_s["urgent"] is not None
+    assert waited_s["waits"] is not None
+    assert waited_s["waits"] > waited_s["urgent"]
+    assert waited_s["waits"] < driver.now - added_at
+
+
+def test_one_that_was_never_admitted_has_not_waited_for_any_length_of_time() -> None:
+    driver = make_driver()
+    driver.add(make_request("gone", range(20)))
+    driver.scheduler.abort("gone")
+    (delta,) = driver.scheduler.take_deltas()
+    assert delta.usage is not None
+    assert delta.usage.queue_s is None
+
+
 @pytest.mark.parametrize("victim_n", [1, 2])
 def test_c41_preemption_at_any_step_changes_no_id(victim_n: int) -> None:
     victim = make_request("victim", range(20), max_tokens=30, temperature=1.0, presence_penalty=1.0, n=victim_n)

@@ -1,12 +1,20 @@
 """Random workloads on tiny pools: the text never depends on scheduling, nothing leaks, each choice ends once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.hashing import choice_seed
-from bakehouse_replica.core.types import BlockCopy, Capacity, FailureKind, SchedulingPolicy
+from bakehouse_replica.core.types import (
+    BlockCopy,
+    Capacity,
+    FailureKind,
+    SchedulingPolicy,
+    StepPlan,
+    StepResult,
+)
 from driving import Driver, make_request
 from eventful import FAILURE, make_eventful
 from hypothesis import HealthCheck, given, settings
@@ -50,6 +58,35 @@ def test_text_depends_neither_on_how_many_tokens_are_drawn_at_once_nor_on_neighb
     for outcome in driver.outcomes.values():
         if outcome.failure is not None and outcome.failure.kind is FailureKind.DRAW:
             assert outcome.failure.message == FAILURE
+    load = driver.scheduler.load()
+    assert (load.n_running, load.n_waiting, load.n_held_blocks) == (0, 0, 0)
+    assert_plans_are_sound(driver, capacity)
+
+
+class FickleDriver(Driver):
+    """Before every step, the next of its policies is adopted."""
+
+    def __init__(self, capacity: Capacity, policies: Sequence[SchedulingPolicy]) -> None:
+        super().__init__(capacity, policies[0])
+        self._policies = cycle(policies)
+
+    def step(
+        self,
+        during: Callable[[], None] = lambda: None,
+        tamper: Callable[[StepResult], StepResult] = lambda result: result,
+    ) -> StepPlan | None:
+        self.scheduler.adopt(next(self._policies))
+        return super().step(during, tamper)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(CAPACITIES, st.lists(POLICIES, min_size=2, max_size=3), st.integers(1, 2), WORKLOADS)
+def test_text_does_not_depend_on_policies_that_change_along_the_way(
+    capacity: Capacity, policies: list[SchedulingPolicy], max_flights: int, workload: tuple[Visit, ...]
+) -> None:
+    driver = FickleDriver(replace(capacity, max_flights=max_flights), policies)
+    refused = run_workload(driver, workload)
+    assert_text_is_naive(driver, workload, refused)
     load = driver.scheduler.load()
     assert (load.n_running, load.n_waiting, load.n_held_blocks) == (0, 0, 0)
     assert_plans_are_sound(driver, capacity)

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from bakehouse_replica.core.hashing import block_hashes
+from bakehouse_replica.core.metric_table import ROUTING_REASONS
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad, Request
 from bakehouse_router.policy.pick import Choice, choose
@@ -324,3 +325,31 @@ def test_all_choices_of_a_request_are_charged() -> None:
 
     (view,) = fleet.table.views(fleet.now)
     assert view.own.n_sequences == 4
+
+
+def test_each_choice_says_what_decided_it() -> None:
+    asked = request(PREFIX)
+    cached = resident(asked, CARD)
+    cases: dict[str, dict[str, ReplicaLoad]] = {
+        "no_news": {},
+        "only_one": {"a": IDLE},
+        "load": {"a": IDLE, "b": replace(IDLE, n_running=5)},
+        "prefix": {"a": IDLE, "b": replace(IDLE, resident=cached)},
+        "skipped_busy": {"a": IDLE, "b": replace(IDLE, n_running=12, resident=cached)},
+        "all_busy": {"a": replace(IDLE, n_running=64), "b": replace(IDLE, n_running=64)},
+    }
+    for expected, loads in cases.items():
+        fleet = Fleet()
+        for name, load in loads.items():
+            fleet.table.update(replace(CARD, replica_id=name), load, None)
+        assert fleet.choose(asked).reason == expected
+    assert set(cases) == set(ROUTING_REASONS)
+
+
+def test_a_cache_that_does_not_make_up_for_the_load_is_no_reason() -> None:
+    asked, fleet = request(PREFIX), Fleet()
+    laden = replace(IDLE, waiting_tokens=5000, resident=resident(asked, CARD))
+    for name, load in (("a", IDLE), ("b", laden)):
+        fleet.table.update(replace(CARD, replica_id=name), load, None)
+    choice = fleet.choose(asked)
+    assert (choice.ranked[0].replica_id, choice.reason) == ("a", "load")

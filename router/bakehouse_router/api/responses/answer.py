@@ -4,7 +4,6 @@ A stream ends with `response.completed`, `response.incomplete` or `response.fail
 this API of OpenAI's does not have.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -23,8 +22,6 @@ from bakehouse_router.api.sse import KEEP_ALIVE, event
 from bakehouse_router.api.token_json import Json
 from bakehouse_router.generation import Generation
 from bakehouse_router.prompt_run import TextPiece
-
-logger = logging.getLogger(__name__)
 
 
 def _named(events: list[Json]) -> bytes:
@@ -75,9 +72,8 @@ async def respond(answering: Answering, body: ResponseBody, asked: ResponseCall)
     """The HTTP response to a body that asks for this call. Raises a `BakehouseError` before its first byte."""
     gateway, request_id = answering.gateway, answering.request.state.request_id
     response_id = f"resp_{secrets.token_hex(16)}"
-    logger.info("request %s is call %s", request_id, response_id)
     try:
-        generation = await gateway.start(asked.call, response_id, answering.received_at)
+        generation = await answering.start(asked.call, response_id)
     except InvalidRequest as error:
         raise asked.in_body_terms(error) from error
     head = head_of(

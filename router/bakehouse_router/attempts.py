@@ -1,0 +1,65 @@
+"""What became of one request at the replicas: each attempt, who answered it, and when.
+
+Told per attempt by `bakehouse_router.dispatch`, never per token; read once the request has ended.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bakehouse_replica.core.types import Delivery
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One attempt; moments are `time.monotonic`'s.
+
+    `n_before`: output tokens that earlier attempts have brought. `replica_ids`: who answered, several where
+    choices went on apart. The first of them tells how many tokens the prompt has, how many of those it had cached,
+    and for how long it kept the request waiting (`queue_s`, None where nobody has told).
+    """
+
+    begun_at: float
+    n_before: int
+    replica_ids: list[str] = field(default_factory=list)
+    n_prompt: int = 0
+    n_cached: int = 0
+    queue_s: float | None = None
+    first_at: float | None = None  # of its first tokens
+    ended_at: float | None = None
+    is_lost: bool = False
+
+
+class Attempts:
+    """The attempts of one request, oldest first.
+
+    `enter` is called in the task that sends the request, before it does.
+    """
+
+    def __init__(self, enter: Callable[[], object] | None = None) -> None:
+        self.made: list[Attempt] = []
+        self._enter = enter
+
+    def begin(self, n_before: int) -> None:
+        """A request goes to a replica, for what is missing after so many tokens."""
+        if self._enter is not None:
+            self._enter()
+        self.made.append(Attempt(begun_at=time.monotonic(), n_before=n_before))
+
+    def hear(self, delivery: Delivery) -> None:
+        """Another replica has answered than the one before; the first time, it tells how long it took."""
+        attempt = self.made[-1]
+        if attempt.first_at is None:
+            attempt.first_at = time.monotonic()
+            usage = next((delta.usage for delta in delivery.deltas if delta.usage is not None), None)
+            if usage is not None:
+                attempt.n_prompt, attempt.n_cached = usage.prompt_tokens, usage.cached_tokens
+                attempt.queue_s = usage.queue_s
+        if delivery.replica_id not in attempt.replica_ids:
+            attempt.replica_ids.append(delivery.replica_id)
+
+    def end(self, *, is_lost: bool = False) -> None:
+        """The newest attempt is over, as its replica `is_lost` or otherwise."""
+        if self.made and self.made[-1].ended_at is None:
+            self.made[-1].ended_at = time.monotonic()
+            self.made[-1].is_lost = is_lost

@@ -1,0 +1,112 @@
+"""What `bakehouse config render` prints, deployed by `serve deploy` on a Ray that is started as in a cluster."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import yaml
+from bakehouse_router.proto import inference_pb2 as pb
+from bakehouse_router.proto.inference_pb2_grpc import InferenceStub
+from servers import command, free_port, wait_until
+from started_ray import StartedRay, started
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+POOL = "loaves"
+APPLY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A minimal configuration, and where it is served."""
+
+    ray: StartedRay
+    folder: Path
+    tree: dict[str, dict[str, object]]
+    url: str
+    grpc_address: str
+
+    def change(self, **sections: dict[str, object]) -> None:
+        """Deploy the configuration with these keys changed."""
+        tree = {name: part | sections.get(name, {}) for name, part in self.tree.items()}
+        path = self.folder / "bakehouse.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        rendered = subprocess.run(
+            command("config", "render", "--config", str(path)), capture_output=True, check=True
+        )
+        document = self.folder / "serve.yaml"
+        document.write_bytes(rendered.stdout)
+        self.ray.deploy(document)
+
+    def status_of(self, **fields: object) -> int:
+        """How a completion of these fields is answered."""
+        return httpx.post(f"{self.url}/v1/completions", json=body(**fields), timeout=60).status_code
+
+
+def body(**fields: object) -> dict[str, Any]:
+    return {"model": "smollm2", "prompt": "Bread is", "temperature": 0, "max_tokens": 8, **fields}
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=60).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """The default model on one CPU, in nodes of a pool, of which there is one."""
+    folder = tmp_path_factory.mktemp("deploy")
+    port, grpc_port = free_port(), free_port()
+    with started(folder / "ray.log", labels=f"bakehouse/pool={POOL}") as ray:
+        deployed = Deployed(
+            ray=ray,
+            folder=folder,
+            tree={
+                "replica": {"pools": [POOL, "rolls"], "max_sequences": 1},
+                "gateway": {"pools": [POOL]},
+                "server": {"port": port, "grpc_port": grpc_port},
+            },
+            url=f"http://127.0.0.1:{port}",
+            grpc_address=f"127.0.0.1:{grpc_port}",
+        )
+        deployed.change()
+        ray.wait_until_running()
+        wait_until(lambda: answers(deployed.url), 60, "ready")
+        yield deployed
+
+
+def test_it_answers_over_http_and_over_grpc_alike(deployed: Deployed) -> None:
+    answer = httpx.post(f"{deployed.url}/v1/completions", json=body(), timeout=60).json()
+    request = pb.GenerateRequest(model="smollm2", text="Bread is", temperature=0, max_tokens=8)
+    with grpc.insecure_channel(deployed.grpc_address) as channel:
+        replies = list(InferenceStub(channel).Generate(request, timeout=60))
+    text = "".join(choice.text for reply in replies for choice in reply.choices)
+    assert text == answer["choices"][0]["text"]
+    assert text.strip()
+
+
+async def test_a_change_of_limits_is_taken_by_the_same_processes_while_they_serve(deployed: Deployed) -> None:
+    before = deployed.ray.pids()
+    assert {name: len(pids) for name, pids in before.items()} == {"Gateway": 1, "Replica": 1}
+    assert deployed.status_of(n=1, best_of=1) == 200
+    async with httpx.AsyncClient(timeout=120) as client:
+        long = body(max_tokens=400, ignore_eos=True, stream=True)
+        async with client.stream("POST", f"{deployed.url}/v1/completions", json=long) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            deployed.change(gateway={"max_prompts": 1}, replica={"max_waiting_requests": 1})
+            await asyncio.to_thread(
+                wait_until, lambda: deployed.status_of(prompt=["a", "b"]) == 400, APPLY_TIMEOUT_S, "a limit holds"
+            )
+            last = [line async for line in lines if line][-1]
+    assert last == "data: [DONE]"
+    deployed.ray.wait_until_running()
+    assert deployed.ray.pids() == before

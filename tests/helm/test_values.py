@@ -1,0 +1,147 @@
+"""values.yaml is documented, bound by its schema, and every value in it has an effect."""
+
+import json
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import chart_files
+import pytest
+import yaml
+from charts import CHART, Helm, cluster, values
+
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+POOLS = '[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]'
+# Values that another kind does not fit: what to set (and what with it), on top of which example.
+CHANGES: dict[str, tuple[str, str]] = {
+    "config": ('{"model": {"source": "a/b"}}', "minimal-cpu"),
+    "pools": (POOLS, "minimal-cpu"),
+    "head.nodeSelector": ('{"a": "b"}', "minimal-cpu"),
+    "head.resources.requests.cpu": ("3", "minimal-cpu"),
+    "head.resources.requests.memory": ("9Gi", "minimal-cpu"),
+    "head.resources.limits.memory": ("9Gi", "minimal-cpu"),
+    "rayVersion": ("2.60.1", "full"),
+    "image.pullPolicy": ("Never", "full"),
+    "image.pullSecrets": ("{other}", "full"),
+    "autoscaler.enabled": ("true", "one-gpu"),
+    "autoscaler.resources.requests.cpu": ("333m", "full"),
+    "autoscaler.resources.requests.memory": ("333Mi", "full"),
+    "autoscaler.resources.limits.cpu": ("3", "full"),
+    "autoscaler.resources.limits.memory": ("3Gi", "full"),
+    "upgrade.type": ("None", "full"),
+    "upgrade.gatewayClassName": ("other", "incremental-upgrade"),
+    "upgrade.stepSizePercent": ("11", "incremental-upgrade"),
+    "upgrade.intervalSeconds": ("11", "incremental-upgrade"),
+    "upgrade.maxSurgePercent": ("55", "incremental-upgrade"),
+    "drain.graceSeconds": ("200", "full"),
+    "auth.keysSecret.key": ("other,config.gateway.keys=/etc/bakehouse/keys/other", "full"),
+    "cache.type": ("pvc", "one-gpu"),
+    "cache.size": ("7Gi", "full"),
+    "cache.accessMode": ("ReadWriteOnce  upgrade.type=None  cache.type=pvc", "minimal-cpu"),
+    "cache.existingClaim": ("other", "full"),
+    "cache.hostPath": ("/other", "multi-node"),
+    "gcsFaultTolerance.enabled": ("false", "full"),
+    "serviceAccount.annotations": ('{"a": "b"}', "full"),
+    "ingress.paths": ("{/v1,/tokenize}", "full"),
+    "ingress.annotations": ('{"a": "b"}', "full"),
+    "gatewayApi.parentRefs": ('[{"name": "other"}]', "full"),
+    "gatewayApi.hostnames": ("{other.example.org}", "full"),
+    "gatewayApi.grpcHostnames": ("{other.example.org}", "full"),
+    "gatewayApi.paths": ("{/v1,/tokenize}", "full"),
+    "networkPolicy.operatorNamespaces": ("{other}", "full"),
+    "networkPolicy.monitoringNamespaces": ("{other}", "full"),
+    "networkPolicy.clients": ('[{"podSelector": {}}]', "full"),
+    "monitoring.podMonitor.interval": ("33s", "full"),
+    "monitoring.podMonitor.labels": ('{"a": "b"}', "full"),
+    "monitoring.rules.labels": ('{"a": "b"}', "full"),
+    "monitoring.dashboards.labels": ('{"a": "b"}', "full"),
+    "monitoring.dashboards.labels.grafana_dashboard": ("other", "full"),
+    "monitoring.dashboards.annotations": ('{"a": "b"}', "full"),
+}  # fmt: skip
+
+
+def _leaves(tree: object, path: str = "") -> list[str]:
+    if isinstance(tree, dict) and tree:
+        return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{path}.{key}".lstrip("."))]
+    return [path]
+
+
+def _at(tree: object, path: str) -> object:
+    for key in path.split("."):
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
+def _another(value: object) -> str:
+    """A value of the same kind that is not `value`."""
+    if isinstance(value, bool):
+        return "false" if value else "true"
+    return str(value + 1) if isinstance(value, int) else "other"
+
+
+@pytest.mark.parametrize("path", _leaves(DEFAULTS))
+def test_every_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
+    default = _at(DEFAULTS, path)
+    set_in_full = _at(values("full"), path)
+    change, example = CHANGES.get(path, (_another(default if set_in_full is None else set_in_full), "full"))
+    change, *others = change.split("  ")
+    assert helm.objects(example, *others, f"{path}={change}") != helm.objects(example, *others)
+
+
+def test_every_value_that_is_used_is_documented() -> None:
+    used = {
+        path
+        for template in CHART.glob("templates/*")
+        for path in re.findall(r"\.Values\.([A-Za-z.]+)", template.read_text())
+    }
+    assert used
+    assert not [path for path in used if _at(DEFAULTS, path) is None and path not in _leaves(DEFAULTS)]
+
+
+def test_every_value_says_what_it_is() -> None:
+    said = chart_files.descriptions()
+    silent = [leaf for leaf in _leaves(DEFAULTS) if not any(_is_within(leaf, path) for path in said)]
+    assert not silent
+    assert all(text and not text.endswith(".") for text in said.values())
+
+
+def _is_within(leaf: str, path: str) -> bool:
+    return leaf == path or leaf.startswith(f"{path}.")
+
+
+@pytest.mark.parametrize(
+    ("path", "made"),
+    [
+        (chart_files.SCHEMA, chart_files.values_schema),
+        (chart_files.ENVIRONMENT, chart_files.environment),
+        (chart_files.README, chart_files.readme),
+    ],
+)
+def test_what_is_made_from_something_else_is_up_to_date(path: Path, made: Callable[[], str]) -> None:
+    assert path.read_text() == made(), "run python helm/tools/chart_files.py"
+
+
+def test_every_value_has_an_entry_in_the_schema() -> None:
+    schema = json.loads(chart_files.values_schema())
+
+    def entry(node: dict[str, object], path: list[str]) -> object:
+        while isinstance(reference := node.get("$ref"), str):
+            node = schema["$defs"][reference.removeprefix("#/$defs/")]
+        properties = node.get("properties", {})
+        if not path or not isinstance(properties, dict):
+            return node
+        known = properties.get(path[0], node.get("additionalProperties"))
+        return entry(known, path[1:]) if isinstance(known, dict) else None
+
+    assert not [leaf for leaf in _leaves(DEFAULTS) if not entry(schema, leaf.split("."))]
+
+
+def test_rays_version_is_that_of_the_image(helm: Helm) -> None:
+    assert cluster(helm.objects("minimal-cpu"))["rayVersion"] == version("ray")
+
+
+def test_the_app_is_this_one() -> None:
+    meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert meta["appVersion"] == version("bakehouse")
+    assert meta["annotations"]["bakehouse/ray"] == version("ray")
