@@ -23,6 +23,9 @@ from servers import START_TIMEOUT_S, STOP_TIMEOUT_S, free_port, wait_until
 
 LOOPBACK = "127.0.0.1"
 DEPLOY_ATTEMPTS = 3
+# Serve builds the application in a process of its own, then starts gateway and replica: a minute where both cores
+# are busy with something else each time.
+RUNNING_TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class StartedRay:
             assert application.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), application
             return application.get("status") == "RUNNING"
 
-        wait_until(is_running, START_TIMEOUT_S, "the application runs")
+        wait_until(is_running, RUNNING_TIMEOUT_S, "the application runs")
 
 
 @contextmanager
@@ -87,6 +90,7 @@ def started(log: Path, *, labels: str = "") -> Iterator[StartedRay]:
         **cluster_environment(drain_s=1),
         **haproxy_places(folder / "haproxy"),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
+        "RAY_worker_niceness": "0",  # else 15: beside anything else that works here, a start takes minutes
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
     }
