@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from bakehouse_replica.core.errors import BakehouseError, Unavailable, UnknownModel
 from bakehouse_replica.core.live_limits import read_limits
@@ -84,7 +84,10 @@ class Gateway:
 
         Raises `ConfigError` for what is no limit, and changes nothing then.
         """
-        self._settings = settings = replace(self._first_settings, **read_limits(user_config, LIVE_LIMITS))
+        limits: dict[str, Any] = read_limits(
+            user_config, LIVE_LIMITS
+        )  # fields that hold whole numbers, all of them
+        self._settings = settings = replace(self._first_settings, **limits)
         if self._admission is not None:
             self._admission.limit(max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens)
 

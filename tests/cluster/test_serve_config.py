@@ -117,7 +117,7 @@ def test_the_target_decides_who_is_reached_and_whether_pools_count_and_nothing_e
     assert (laptop.pop("proxy_location"), cluster.pop("proxy_location")) == ("HeadOnly", "EveryNode")
     assert laptop.pop("http_options") == {"host": "127.0.0.2", "port": 8001}
     assert cluster.pop("http_options") == {"host": "0.0.0.0", "port": 8001}
-    without_pools = {
+    without_pools: dict[str, object] = {
         section: {key: value for key, value in part.items() if key != "pools"}
         for section, part in EVERYTHING.items()
         if isinstance(part, dict)

@@ -16,7 +16,7 @@ from bakehouse_router.proto.inference_pb2_grpc import InferenceStub
 from servers import command, free_port, wait_until
 from started_ray import StartedRay, started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 POOL = "loaves"
 APPLY_TIMEOUT_S = 60.0
@@ -83,12 +83,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield deployed
 
 
-def test_it_answers_over_http_and_over_grpc_alike(deployed: Deployed) -> None:
+async def test_it_answers_over_http_and_over_grpc_alike(deployed: Deployed) -> None:
     answer = httpx.post(f"{deployed.url}/v1/completions", json=body(), timeout=60).json()
     request = pb.GenerateRequest(model="smollm2", text="Bread is", temperature=0, max_tokens=8)
-    with grpc.insecure_channel(deployed.grpc_address) as channel:
-        replies = list(InferenceStub(channel).Generate(request, timeout=60))
-    text = "".join(choice.text for reply in replies for choice in reply.choices)
+    async with grpc.aio.insecure_channel(deployed.grpc_address) as channel:
+        replies = [reply async for reply in InferenceStub(channel).Generate(request, timeout=60)]
+    text = "".join(reply.text for reply in replies)
     assert text == answer["choices"][0]["text"]
     assert text.strip()
 

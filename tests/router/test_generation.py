@@ -317,6 +317,9 @@ class _Queue:
         self.n_waiting += 1
         return _Place(self)
 
+    def limit(self, *, max_requests: int, max_tokens: int) -> None:
+        raise NotImplementedError("this room is for one call")
+
 
 class _Place:
     def __init__(self, queue: _Queue) -> None:

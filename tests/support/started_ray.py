@@ -23,6 +23,9 @@ from servers import START_TIMEOUT_S, STOP_TIMEOUT_S, free_port, wait_until
 
 LOOPBACK = "127.0.0.1"
 DEPLOY_ATTEMPTS = 3
+# Serve builds the application in a process of its own, then starts gateway and replica: a minute where both cores
+# are busy with something else each time.
+RUNNING_TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class StartedRay:
             assert application.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), application
             return application.get("status") == "RUNNING"
 
-        wait_until(is_running, START_TIMEOUT_S, "the application runs")
+        wait_until(is_running, RUNNING_TIMEOUT_S, "the application runs")
 
 
 @contextmanager
