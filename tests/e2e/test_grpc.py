@@ -262,7 +262,8 @@ def ask_over_http(faces: Faces, traceparent: str) -> str | None:
     headers = {"traceparent": traceparent, "x-request-id": f"id-{traceparent[3:9]}"}
     reply = httpx.post(f"{faces.url}/v1/completions", json=body, headers=headers, timeout=30)
     assert reply.status_code == 200
-    return reply.headers.get("traceparent")
+    traced: str | None = reply.headers.get("traceparent")
+    return traced
 
 
 async def ask_over_grpc(faces: Faces, traceparent: str) -> str | None:
@@ -321,6 +322,7 @@ async def test_each_request_leaves_a_line_in_the_log_of_its_gateway(faces: Faces
         ]
         assert re.search(
             rf"face={face} kind=completion model={MODEL} outcome=complete finish=length prompt_tokens=4 "
-            r"cached_tokens=0 generated_tokens=5 queue_s=[0-9.e-]+ first_token_s=[0-9.]+ total_s=[0-9.]+ replicas=\w+$",
+            r"cached_tokens=0 generated_tokens=5 queue_s=[0-9.e-]+ first_token_s=[0-9.]+ total_s=[0-9.]+ "
+            r"replicas=\w+$",
             line,
         )

@@ -47,7 +47,7 @@ class Collector(TraceServiceServicer):
 @contextmanager
 def collecting() -> Iterator[Collector]:
     server, collector = grpc.server(ThreadPoolExecutor(2)), Collector()
-    add_TraceServiceServicer_to_server(collector, server)
+    add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
