@@ -32,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
 	for python in 3.11 3.12 3.13; do \
 	  $(BIN)/mypy --python-version $$python cluster/bakehouse cluster/bakehouse_cluster \
-	    router/bakehouse_router replica/bakehouse_replica kernels/bakehouse_kernels helm/tools tests || exit 1; \
+	    router/bakehouse_router replica/bakehouse_replica kernels/bakehouse_kernels tests || exit 1; \
 	done
 	$(BIN)/lint-imports
 
