@@ -187,6 +187,9 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- end -}}
 {{- $source := dig "model" "source" "smollm2" $.Values.config -}}
 {{- if .prefetch -}}
+{{- if .offline -}}
+{{- fail "cache.prefetch: it asks the hub for the model, but cache.offline forbids that" -}}
+{{- end -}}
 {{- if has .type (list "emptyDir" "hostPath") -}}
 {{- fail (printf "cache.prefetch: a Job cannot fill a cache.type %s of other pods" .type) -}}
 {{- end -}}
@@ -240,7 +243,7 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- end -}}
 {{- range $path := list "port" "grpc_port" -}}
 {{- $port := dig "server" $path nil $.Values.config -}}
-{{- if and $port (has (int $port) (list 6379 8080 8265 9101 10001 44217 44227 52365)) -}}
+{{- if and $port (has (int $port) (list 6379 8080 8265 8404 9101 10001 44217 44227 52365)) -}}
 {{- fail (printf "config.server.%s: %d is a port of Ray's" $path (int $port)) -}}
 {{- end -}}
 {{- end -}}

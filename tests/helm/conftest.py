@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bakehouse_replica.source import default_cache_root
 from charts import EXAMPLES, Helm
+from filelock import FileLock
 
 HERE = Path(__file__).parent
 CRDS = "BAKEHOUSE_CRDS"
@@ -22,7 +23,9 @@ def _helm(version: str) -> Helm:
     """From the user's cache folder; the first time it is downloaded, 38 MB, by checksum."""
     folder = default_cache_root() / f"helm-{version}"
     command = [sys.executable, str(HERE / "tools" / "get_helm.py"), "--helm", version, str(folder)]
-    subprocess.run(command, check=True, timeout=240)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # tests run in several processes
+        subprocess.run(command, check=True, timeout=240)
     return Helm(folder)
 
 
