@@ -178,9 +178,10 @@ class RayCalls:
 
     def decisions(self) -> Mapping[str, int]:
         """How often the router of this handle has chosen a replica, by the reason; empty until it first has."""
-        # Serve makes it, one for all options of a handle, and has no other way to it.
+        # Serve makes it, one for all options of a handle, from a copy of `KvAwareRouter` that came by pickle, and
+        # has no other way to it.
         router = getattr(getattr(self._direct._router, "_asyncio_router", None), "_request_router", None)
-        return dict(router.decisions) if isinstance(router, KvAwareRouter) else {}
+        return dict(getattr(router, "decisions", {}))
 
     def generate(self, request: Request) -> RayCall[Delivery]:
         """See `ReplicaCalls`."""

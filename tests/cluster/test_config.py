@@ -56,6 +56,7 @@ def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, as
     ("text", "complaint"),
     [
         ("sever: {port: 1}", r"^sever: unknown key; known here: model, replica, gateway, server, tracing$"),
+        ("sever: {port: 1}", r"^sever: unknown key; known here: model, replica, gateway, server, metrics$"),
         ("server: {prot: 1}", r"^server\.prot: unknown key; known here: host, port, "),
         ("server: {port: 70000}", r"^server\.port: .*less than or equal to 65535, not 70000$"),
         ("server: {port: high}", r"^server\.port: .*integer.*, not 'high'$"),

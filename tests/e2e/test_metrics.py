@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SLOTS = 3
 N_PROMPT, N_LONG, N_SHORT = 20, 240, 4
+N_PROBES = 1  # with which the gateway found that the model answers: a prompt of one token, and one token out
+N_TOKENS = 3 * N_LONG + 5 * N_SHORT
 STEP_MS = 50
 SCRIPT = {"pieces": ["x"], "default": {"ids": [0]}, "step_ms": STEP_MS}
 CONFIG = {"replica": {"max_sequences": SLOTS}, "metrics": {"vllm_names": True}}
@@ -114,7 +116,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         wait_until(lambda: prometheus.value(started) is not None, SEEN_S, "series of gateway and replica")
         Requests(server, pool).serve_all()
         ended = "sum(ray_bakehouse_requests_total) + on() sum(ray_vllm_request_success_total)"
-        wait_until(lambda: prometheus.value(ended) == 20, SEEN_S, "the end of ten requests on both sides")
+        wait_until(lambda: prometheus.value(ended) == 20 + N_PROBES, SEEN_S, "the end of ten requests on both sides")
         yield prometheus
 
 
@@ -145,24 +147,24 @@ def test_every_metric_of_the_table_is_there_with_all_its_series_and_nothing_else
         ("sum(ray_bakehouse_rejections_total)", 0),
         ("sum(ray_bakehouse_time_to_first_token_seconds_count)", 8),
         ("sum(ray_bakehouse_request_duration_seconds_count)", 10),
-        ("sum(ray_bakehouse_generated_tokens_total)", 3 * N_LONG + 5 * N_SHORT),
+        ("sum(ray_bakehouse_generated_tokens_total)", N_TOKENS),
         ('sum(ray_bakehouse_prompt_tokens_total{source="computed"})', 8 * N_PROMPT),
         ('sum(ray_bakehouse_prompt_tokens_total{source="cached"})', 0),
         ("sum(ray_bakehouse_queued_requests)", 0),
-        ('sum(ray_bakehouse_routing_decisions_total{reason="only_one"})', 10),
-        ("sum(ray_bakehouse_routing_decisions_total)", 10),
+        ('sum(ray_bakehouse_routing_decisions_total{reason="only_one"})', 10 + N_PROBES),
+        ("sum(ray_bakehouse_routing_decisions_total)", 10 + N_PROBES),
         ("sum(ray_bakehouse_preemptions_total)", 3),
-        ("sum(ray_bakehouse_queue_time_seconds_count)", 8),
-        ("sum(ray_bakehouse_prefix_queried_tokens_total)", 8 * N_PROMPT),
+        ("sum(ray_bakehouse_queue_time_seconds_count)", 8 + N_PROBES),
+        ("sum(ray_bakehouse_prefix_queried_tokens_total)", 8 * N_PROMPT + N_PROBES),
         ("sum(ray_bakehouse_prefix_hit_tokens_total)", 0),
         ("sum(ray_bakehouse_running_sequences)", 0),
         ("sum(ray_bakehouse_waiting_sequences)", 0),
         ('sum(ray_bakehouse_kv_blocks{state="held"})', 0),
         ("ray_bakehouse_kv_consistent", 1),
         ("ray_bakehouse_replica_serves", 1),
-        ("sum(ray_vllm_time_to_first_token_seconds_count)", 8),
-        ("sum(ray_vllm_generation_tokens_total)", 3 * N_LONG + 5 * N_SHORT),
-        ('sum(ray_vllm_request_success_total{model_name="x", finished_reason="length"})', 8),
+        ("sum(ray_vllm_time_to_first_token_seconds_count)", 8 + N_PROBES),
+        ("sum(ray_vllm_generation_tokens_total)", N_TOKENS + N_PROBES),
+        ('sum(ray_vllm_request_success_total{model_name="x", finished_reason="length"})', 8 + N_PROBES),
         ('sum(ray_vllm_request_success_total{model_name="x", finished_reason="abort"})', 2),
     ],
 )
