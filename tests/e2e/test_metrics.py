@@ -116,7 +116,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         wait_until(lambda: prometheus.value(started) is not None, SEEN_S, "series of gateway and replica")
         Requests(server, pool).serve_all()
         ended = "sum(ray_bakehouse_requests_total) + on() sum(ray_vllm_request_success_total)"
-        wait_until(lambda: prometheus.value(ended) == 20 + N_PROBES, SEEN_S, "the end of ten requests on both sides")
+        wait_until(
+            lambda: prometheus.value(ended) == 20 + N_PROBES, SEEN_S, "the end of ten requests on both sides"
+        )
         yield prometheus
 
 
