@@ -40,6 +40,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "cache.size": ("7Gi", "full"),
     "cache.accessMode": ("ReadWriteOnce  upgrade.type=None  cache.type=pvc", "minimal-cpu"),
     "cache.existingClaim": ("other", "full"),
+    "cache.offline": ("false", "air-gapped"),
     "cache.hostPath": ("/other", "multi-node"),
     "gcsFaultTolerance.enabled": ("false", "full"),
     "serviceAccount.annotations": ('{"a": "b"}', "full"),
