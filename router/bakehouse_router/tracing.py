@@ -19,6 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes
 
 from bakehouse_router.attempts import Attempt
+from bakehouse_router.request_log import MAX_NAME_CHARS
 from bakehouse_router.request_report import PromptAttempts, RequestReport
 
 TRACEPARENT = "traceparent"
@@ -122,13 +123,13 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | tuple[st
     known: dict[str, str | int | float | tuple[str, ...] | None] = {
         "bakehouse.request_id": report.request_id,
         "bakehouse.face": report.face,
-        "bakehouse.tenant": report.tenant or None,
+        "bakehouse.tenant": _encodable(report.tenant) or None,
         "bakehouse.outcome": report.outcome,
         "bakehouse.replicas": report.replica_ids,
         "bakehouse.resumed": report.n_resumed,
         "bakehouse.cached_tokens": None if usage is None else usage.cached_tokens,
         "gen_ai.operation.name": "text_completion" if report.kind == "completion" else "chat",
-        "gen_ai.request.model": None if call is None else call.model,
+        "gen_ai.request.model": None if call is None else _encodable(call.model),
         "gen_ai.response.id": report.call_id,
         "gen_ai.response.finish_reasons": tuple(str(finish) for finish in report.finishes),
         "gen_ai.usage.input_tokens": None if usage is None else usage.prompt_tokens,
@@ -136,3 +137,8 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | tuple[st
         "error.type": None if report.problem is None else report.outcome,
     }
     return {name: value for name, value in known.items() if value is not None}
+
+
+def _encodable(name: str) -> str:
+    """A name from outside as UTF-8 can have it, and not too long: else all its batch of spans is lost."""
+    return name[:MAX_NAME_CHARS].encode(errors="replace").decode()

@@ -96,7 +96,7 @@ async def test_it_answers_over_http_and_over_grpc_alike(deployed: Deployed) -> N
 async def test_a_change_of_limits_is_taken_by_the_same_processes_while_they_serve(deployed: Deployed) -> None:
     before = deployed.ray.pids()
     assert {name: len(pids) for name, pids in before.items()} == {"Gateway": 1, "Replica": 1}
-    assert deployed.status_of(n=1, best_of=1) == 200
+    assert deployed.status_of(prompt=["a", "b"]) == 200
     async with httpx.AsyncClient(timeout=120) as client:
         long = body(max_tokens=400, ignore_eos=True, stream=True)
         async with client.stream("POST", f"{deployed.url}/v1/completions", json=long) as stream:

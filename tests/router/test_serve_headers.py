@@ -38,3 +38,9 @@ async def test_what_serve_would_act_on_is_hidden(name: bytes) -> None:
 @pytest.mark.parametrize(("value", "passes"), [(b"loaf-1", True), ("ü".encode(), False), (b"a\tb", False)])
 async def test_a_request_id_passes_where_it_is_plain_text(value: bytes, passes: bool) -> None:
     assert bool(await passed((b"x-request-id", value))) is passes
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"TraceState"])
+@pytest.mark.parametrize(("value", "passes"), [(b"nonsense", True), (b"\xff\xfe", False)])
+async def test_a_trace_context_passes_where_serve_can_read_it(name: bytes, value: bytes, passes: bool) -> None:
+    assert bool(await passed((name, value))) is passes

@@ -1,10 +1,11 @@
 """The spans of requests: whose trace they belong to, what they measure, and that none is in a request's way."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import httpx
 import pytest
-from bakehouse_replica.core.errors import EngineDead, Unavailable
+from bakehouse_replica.core.errors import EngineDead, Unavailable, UnknownModel
 from bakehouse_replica.core.types import Delivery, FinishReason, Request, TokenDelta, Usage
 from bakehouse_router.api.grpc import InferenceService
 from bakehouse_router.api.http import build_api
@@ -17,8 +18,9 @@ from bakehouse_router.request_log import RequestLog
 from bakehouse_router.request_record import Records
 from bakehouse_router.text.model_text import ModelText
 from bakehouse_router.tracing import Tracing
-from gateways import MODEL, ScriptedDispatcher, fake_engine, settings, status, tiny_card
+from gateways import MODEL, ScriptedDispatcher, completion, fake_engine, settings, status, tiny_card
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -188,6 +190,18 @@ async def test_only_failures_of_ours_are_errors_of_a_span(
     await traced.post(ScriptedDispatcher(script), SAMPLED, **changes)
     gateway = traced.only("gateway")
     assert (value(gateway, "error.type"), gateway.status.status_code) == (outcome, code)
+
+
+async def test_a_name_that_is_no_text_costs_no_other_span(traced: Traced) -> None:
+    """Of a batch that cannot be encoded, a collector gets nothing."""
+    name = "\ud800" + "x" * 5000  # as a handle call may bring it
+    gateway = traced.gateway(ScriptedDispatcher(["ab"]))
+    with gateway.records.open("handle", "completion", "r", {"traceparent": SAMPLED}) as record:
+        with pytest.raises(UnknownModel):
+            await gateway.start(replace(completion(), model=name), "call", record=record)
+        record.tenant = name
+    encode_spans(traced.spans).SerializeToString()
+    assert len(str(value(traced.only("gateway"), "gen_ai.request.model"))) <= 200
 
 
 async def test_each_prompt_has_its_own_parts(traced: Traced) -> None:

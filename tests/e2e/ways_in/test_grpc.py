@@ -185,7 +185,7 @@ def test_grpc_listens_on_loopback_only(faces: Faces) -> None:
     assert int(faces.grpc_address.rpartition(":")[2]) in {port for _, port in listening}
 
 
-@pytest.mark.parametrize("header", ["x-request-id", "serve_multiplexed_model_id", "x-session-id"])
+@pytest.mark.parametrize("header", ["x-request-id", "serve_multiplexed_model_id", "x-session-id", "traceparent"])
 def test_a_header_that_is_not_ascii_is_no_error(faces: Faces, header: str) -> None:
     answer = httpx.get(f"{faces.url}/v1/models", headers=[(header.encode(), "brötchen".encode("latin-1"))])
     assert answer.status_code == 200
