@@ -37,7 +37,7 @@ _GATEWAYS = variables_of(QUEUED_REQUESTS, "Gateway")
 
 
 def _held(series: Series, by: str = "") -> Curve:
-    held, all_of_them = series.level(KV_BLOCKS, by, state="held"), series.level(KV_BLOCKS, by)
+    held, all_of_them = series.level(KV_BLOCKS, by, 'state="held"'), series.level(KV_BLOCKS, by)
     return Curve(expression=f"{held} / {all_of_them}", legend=f"{{{{{by}}}}}" if by else "held")
 
 
@@ -71,9 +71,9 @@ def overview() -> Dashboard:
                         good_from=1,
                     ),
                     _stat("KV consistent", KV_CONSISTENT.meaning, "short", consistent, good_from=1),
-                    _stat("Ended requests", REQUESTS.meaning, "reqps", series.rate(REQUESTS)),
+                    _stat("Ended requests now", REQUESTS.meaning, "reqps", series.rate(REQUESTS)),
                     _stat(
-                        "Output tokens",
+                        "Output tokens now",
                         GENERATED_TOKENS.meaning,
                         "suffix: tokens/s",
                         series.rate(GENERATED_TOKENS),
@@ -111,7 +111,7 @@ def overview() -> Dashboard:
 def scheduler() -> Dashboard:
     """What the engines do with their steps."""
     series = _of_replicas
-    phase_rate = series.rate(STEP_SECONDS, "replica", part=1, phase="execute")
+    phase_rate = series.rate(STEP_SECONDS, "replica", part=1, where='phase="execute"')
     return Dashboard(
         key="scheduler",
         title="Bakehouse / Scheduler",
@@ -150,7 +150,7 @@ def scheduler() -> Dashboard:
                         unit="suffix: steps/s",
                         curves=(
                             Curve(
-                                expression=series.rate(STEP_SECONDS, "replica", part=2, phase="execute"),
+                                expression=series.rate(STEP_SECONDS, "replica", part=2, where='phase="execute"'),
                                 legend="{{replica}}",
                             ),
                         ),

@@ -33,19 +33,22 @@ class Series:
 
     chosen: Source
 
-    def select(self, metric: Metric, part: int = 0, **labels: str) -> str:
-        """The series of a metric; `part` of a histogram: 0 its buckets, 1 the sum, 2 the count."""
+    def select(self, metric: Metric, part: int = 0, where: str = "") -> str:
+        """The series of a metric; `part` of a histogram: 0 its buckets, 1 the sum, 2 the count.
+
+        `where`: a further condition, such as `state="held"`.
+        """
         filters = PROCESS if metric.source is self.chosen else APPLICATION
-        own = "".join(f', {name}="{value}"' for name, value in labels.items())
-        return f"ray_{metric.series_names[part]}{{{filters}{own}}}"
+        own = f"{filters}, {where}" if where else filters
+        return f"ray_{metric.series_names[part]}{{{own}}}"
 
-    def rate(self, metric: Metric, by: str = "", part: int = 0, **labels: str) -> str:
+    def rate(self, metric: Metric, by: str = "", part: int = 0, where: str = "") -> str:
         """Per second."""
-        return f"sum{_by(by)}(rate({self.select(metric, part, **labels)}[{WINDOW}]))"
+        return f"sum{_by(by)}(rate({self.select(metric, part, where)}[{WINDOW}]))"
 
-    def level(self, metric: Metric, by: str = "", **labels: str) -> str:
+    def level(self, metric: Metric, by: str = "", where: str = "") -> str:
         """A gauge, now."""
-        return f"sum{_by(by)}({self.select(metric, **labels)})"
+        return f"sum{_by(by)}({self.select(metric, where=where)})"
 
     def mean(self, metric: Metric, by: str = "") -> str:
         """Of a histogram's samples."""
