@@ -1,7 +1,6 @@
 """The wheel holds what it should, and works where it is installed, away from the checkout."""
 
 import json
-import sys
 import sysconfig
 import tomllib
 import zipfile
@@ -99,6 +98,3 @@ def test_a_fresh_environment_with_the_wheel_and_the_default_model_serves(
     with running(tmp_path / "log", program=program, start_timeout_s=START_TIMEOUT_S) as server:
         answer = server.sdk.completions.create(model="smollm2", prompt="The capital of France is", temperature=0)
         assert "Paris" in answer.choices[0].text
-        assert {process.exe() for process in server.tree() if "python" in process.name()} == {
-            str(Path(sys.executable).resolve())
-        }
