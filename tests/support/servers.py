@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 import openai
 import psutil
 
+PROGRAM = (sys.executable, "-m", "bakehouse_cluster.cli")
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -39,7 +40,7 @@ class Server:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bakehouse_cluster.cli", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def free_port() -> int:
@@ -60,19 +61,24 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 
 
 @contextmanager
-def running(log: Path, *arguments: str) -> Iterator[Server]:
-    """A server that is ready, in a process group of its own, as in a terminal."""
+def running(
+    log: Path, *arguments: str, program: Sequence[str] = PROGRAM, start_timeout_s: float = START_TIMEOUT_S
+) -> Iterator[Server]:
+    """A server that is ready, in a process group of its own, as in a terminal.
+
+    `program` is the command line that `serve` and its options go to.
+    """
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command("serve", "--port", str(port), *arguments),
+            [*program, "serve", "--port", str(port), *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     server = Server(process=process, url=f"http://127.0.0.1:{port}", log=log)
     try:
-        wait_until(lambda: answers_ready(server), START_TIMEOUT_S, "ready")
+        wait_until(lambda: answers_ready(server), start_timeout_s, "ready")
         yield server
     finally:
         if process.poll() is None:
