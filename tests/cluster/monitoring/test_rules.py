@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def growing(per_minute: float) -> str:
 
 
 # Two replicas and a gateway: 600 requests a minute, each of two steps.
-HEALTHY = {
+HEALTHY: dict[str, str | None] = {
     'up{ray_io_cluster="demo", instance="a:8080"}': always(1),
     'up{ray_io_cluster="other", instance="b:8080"}': always(0),
     f'ray_serve_autoscaling_target_replicas{{{OF}, deployment="Gateway", WorkerId="c"}}': always(1),
@@ -83,14 +84,14 @@ def one(name: str, process: str = REPLICA) -> str:
     return f"ray_bakehouse_{name}{{{process}}}"
 
 
-def blocks(free: int, cached: int, held: int) -> dict[str, str | None]:
+def blocks(free: int, cached: int, held: int) -> Mapping[str, str | None]:
     states = {"free": free, "cached": cached, "held": held}
     return {
         f'ray_bakehouse_kv_blocks{{{REPLICA}, state="{state}"}}': always(value) for state, value in states.items()
     }
 
 
-def restarts(n: int) -> dict[str, str | None]:
+def restarts(n: int) -> Mapping[str, str | None]:
     """So many further processes have started, one a minute, and are gone."""
     series = "ray_serve_deployment_replica_starts_total"
     return {
@@ -98,11 +99,11 @@ def restarts(n: int) -> dict[str, str | None]:
     }
 
 
-NOTHING_HEARD: dict[str, str | None] = {series: None for series in HEALTHY if not series.startswith("up")}
-NO_REPLICAS: dict[str, str | None] = {
+NOTHING_HEARD: Mapping[str, str | None] = {series: None for series in HEALTHY if not series.startswith("up")}
+NO_REPLICAS: Mapping[str, str | None] = {
     series: None for series in HEALTHY if series.startswith("ray_bakehouse") and 'deployment="Replica"' in series
 }
-NO_GATEWAY: dict[str, str | None] = {
+NO_GATEWAY: Mapping[str, str | None] = {
     series: None for series in HEALTHY if series.startswith("ray_bakehouse") and 'deployment="Gateway"' in series
 }
 FAILING = f'{REQUESTS}{{{GATEWAY}, kind="chat", outcome="internal_error"}}'
@@ -118,16 +119,16 @@ class Case:
 
     about: str
     what: str
-    changes: dict[str, str | None] = field(default_factory=dict)
+    changes: Mapping[str, str | None] = field(default_factory=dict)
     fires: tuple[str, ...] = ()
     at: str = "45m"
 
 
-def fires(alert: str, what: str, changes: dict[str, str | None], *others: str) -> Case:
+def fires(alert: str, what: str, changes: Mapping[str, str | None], *others: str) -> Case:
     return Case(alert, what, changes, (alert, *others))
 
 
-def silent(alert: str, what: str, changes: dict[str, str | None], *others: str) -> Case:
+def silent(alert: str, what: str, changes: Mapping[str, str | None], *others: str) -> Case:
     return Case(alert, what, changes, others)
 
 
@@ -136,7 +137,7 @@ def late(per_minute: float) -> str:
     return f"0x30 0+{per_minute}x30"
 
 
-NONE_SERVES: dict[str, str | None] = {one("replica_serves", process): always(0) for process in (REPLICA, OTHER)}
+NONE_SERVES: Mapping[str, str | None] = {one("replica_serves", process): always(0) for process in (REPLICA, OTHER)}
 CASES = [
     fires("BakehouseNoReplicaServes", "all say so", NONE_SERVES, "BakehouseReplicasMissing"),
     fires("BakehouseNoReplicaServes", "none says anything", NO_REPLICAS),
@@ -208,14 +209,14 @@ def rules_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def promtool(rules_file: Path, case: Case, test: dict[str, object]) -> str:
+def promtool(rules_file: Path, case: Case, test: Mapping[str, object]) -> str:
     """What promtool says of a test, nothing where it holds."""
-    series = {name: values for name, values in (HEALTHY | case.changes).items() if values is not None}
+    series = {name: values for name, values in (HEALTHY | dict(case.changes)).items() if values is not None}
     inputs = [{"series": name, "values": values} for name, values in series.items()]
     document = {
         "rule_files": [str(rules_file)],
         "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": inputs} | test],
+        "tests": [{"interval": "1m", "input_series": inputs, **test}],
     }
     path = rules_file.parent / "test.yaml"
     path.write_text(yaml.safe_dump(document))
