@@ -27,7 +27,9 @@ def _parts(program: str, words: list[str]) -> tuple[list[str], set[str]]:
         for before, word in zip([program, *words], words, strict=False)
         if not word.startswith("-") and before not in BEFORE_THE_COMMAND
     ]
-    depth = 3 if plain[:2] == ["create", "secret"] else 2 if plain[0] in ("repo", "get") and program == "helm" else 1
+    depth = (
+        3 if plain[:2] == ["create", "secret"] else 2 if plain[0] in ("repo", "get") and program == "helm" else 1
+    )
     return plain[:depth], {word.partition("=")[0] for word in words if FLAG.match(word)}
 
 

@@ -28,7 +28,12 @@ class Effect(StrEnum):
 
 
 POOLS = values("full")["pools"]
-MORE = {"name": "more", "minReplicas": 0, "maxReplicas": 2, "resources": {"requests": {"cpu": "1", "memory": "4Gi"}}}
+MORE = {
+    "name": "more",
+    "minReplicas": 0,
+    "maxReplicas": 2,
+    "resources": {"requests": {"cpu": "1", "memory": "4Gi"}},
+}
 
 
 def _pools(**changes: object) -> str:
