@@ -1,7 +1,7 @@
 """What a change of values touches: the configuration in place, its replicas, the cluster, or nothing at all.
 
-The guide to upgrades says so in a table. What the operator leaves out when it compares two clusters is restated here
-from KubeRay 1.7.0 (`GenerateHashWithoutReplicasAndWorkersToDelete`).
+The guide to upgrades says so in a table. What the operator leaves out when it compares two clusters is restated
+here from KubeRay 1.7.0 (`GenerateHashWithoutReplicasAndWorkersToDelete`).
 """
 
 import copy

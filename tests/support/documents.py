@@ -41,7 +41,7 @@ def commands(text: str, program: str) -> list[list[str]]:
 
 
 def _simple_commands(script: str) -> Iterator[list[str]]:
-    """The words of each command of a script, those of its substitutions too. What the shell fills in is one word."""
+    """The words of each command of a script, and of its substitutions, which are one word outside."""
     while (inner := _SUBSTITUTION.search(script)) is not None:
         yield from _simple_commands(inner[1])
         script = script[: inner.start()] + "FILLED_IN" + script[inner.end() :]
