@@ -64,7 +64,8 @@ def scrape_until_interrupted(
         )
     if port is not None:
         require_free_port(LOOPBACK, port)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # shells let programs in the background ignore the first
+        signal.signal(number, signal.default_int_handler)
     try:
         folder = session_folder(session) if session is not None else chosen(running_rays(), address).folder
         with stages.stage("Ray's list of targets"):

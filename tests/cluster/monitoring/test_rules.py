@@ -280,3 +280,10 @@ def test_every_recorded_series_that_an_alert_reads_is_recorded() -> None:
     recorded = {rule["record"] for group in GROUPS for rule in group["rules"] if "record" in rule}
     read = {name for rule in ALERTS.values() for name in re.findall(r"bakehouse:\w+:\w+", rule["expr"])}
     assert read <= recorded
+
+
+def test_the_documentation_lists_every_alert_with_its_severity_and_how_long_it_waits() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dashboards.md").read_text()
+    rows = re.findall(r"^\| (Bakehouse\w+) \| (\w+) \| .* \| ([\w ]+) \|$", page, re.MULTILINE)
+    wanted = {(name, rule["labels"]["severity"], rule.get("for", "at once")) for name, rule in ALERTS.items()}
+    assert set(rows) == wanted
