@@ -10,7 +10,7 @@ _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`", re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _SUBSTITUTION = re.compile(r"\$\(((?:[^()']|'[^']*')*)\)")
-_SHELL = ("sh", "console")
+_SHELL = ("sh", "bash", "console")
 
 
 def page(path: str) -> str:
@@ -25,15 +25,19 @@ def anchors(text: str) -> set[str]:
 
 
 def code(text: str) -> list[str]:
-    """What stands in backticks, and the blocks."""
-    return [block for _, _, block in _FENCE.findall(text)] + _CODE.findall(_FENCE.sub("", text))
+    """What stands in backticks, on one line each, and the blocks."""
+    return [block for _, _, block in _FENCE.findall(text)] + _spans(text)
+
+
+def _spans(text: str) -> list[str]:
+    return [" ".join(span.split()) for span in _CODE.findall(_FENCE.sub("", text))]
 
 
 def commands(text: str, program: str) -> list[list[str]]:
     """The words of each call of a program, `program` itself first, in blocks of shell and between backticks."""
     shell = [block for _, language, block in _FENCE.findall(text) if language in _SHELL]
     found = []
-    for script in [*shell, *_CODE.findall(_FENCE.sub("", text))]:
+    for script in [*shell, *_spans(text)]:
         for words in _simple_commands(script):
             if program in words[:1]:
                 found.append(words)
