@@ -11,6 +11,7 @@ hand-over to a real Ray, vLLM's names included, on the event loop. All are CPU t
 The share is that of the shortest step there can be, with no model at all, and of one of 20 ms.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from statistics import median
@@ -185,7 +186,7 @@ def main() -> None:
     engine._step()
     with_s, added_s = paired(engine)
     alone_s = counting_s(engine)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     copy_s, push_s = by_the_second_s(engine)
     ray.shutdown()
     per_second_s = 2 * copy_s + push_s

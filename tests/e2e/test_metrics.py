@@ -20,7 +20,7 @@ from servers import Server, running, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SLOTS = 3
-N_PROMPT, N_LONG, N_SHORT = 20, 240, 4
+N_PROMPT, N_LONG, N_SHORT = 20, 400, 4
 N_PROBES = 1  # with which the gateway found that the model answers: a prompt of one token, and one token out
 N_TOKENS = 3 * N_LONG + 5 * N_SHORT
 STEP_MS = 50
@@ -94,9 +94,9 @@ class Requests:
         ) as answer:
             for line in filter(None, answer.iter_lines()):
                 if line != "data: [DONE]":
+                    n_before = n_tokens
                     n_tokens += len(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
-                    if n_tokens == 1:
-                        self._n_begun += 1
+                    self._n_begun += n_tokens > n_before == 0
         return n_tokens
 
 
@@ -116,7 +116,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         wait_until(lambda: prometheus.value(started) is not None, SEEN_S, "series of gateway and replica")
         Requests(server, pool).serve_all()
         ended = "sum(ray_bakehouse_requests_total) + on() sum(ray_vllm_request_success_total)"
-        wait_until(lambda: prometheus.value(ended) == 20 + N_PROBES, SEEN_S, "the end of ten requests on both sides")
+        wait_until(
+            lambda: prometheus.value(ended) == 20 + N_PROBES, SEEN_S, "the end of ten requests on both sides"
+        )
         yield prometheus
 
 
