@@ -92,8 +92,8 @@ class Requests:
         with httpx.stream(
             "POST", f"{self._server.url}/v1/completions", json=asked | {"stream": True}, timeout=120
         ) as answer:
-            for line in filter(None, answer.iter_lines()):
-                if line != "data: [DONE]":
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):  # neither the end nor a comment, which comes while it is preempted
                     n_before = n_tokens
                     n_tokens += len(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
                     self._n_begun += n_tokens > n_before == 0
