@@ -17,10 +17,11 @@ from collections.abc import Callable
 from statistics import median
 
 import ray
+from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.sequence import Call, Sequence
+from bakehouse_replica.core.sequence import Sequence
 from bakehouse_replica.core.tally import Tally
 from bakehouse_replica.core.types import Capacity, FinishReason, ReplicaCard, Request, SchedulingPolicy, TokenDelta
 from bakehouse_replica.core.vllm_table import VLLM_METRICS
@@ -82,11 +83,11 @@ class NoTally(Tally):
     def draw(self, n_tokens: int) -> None:
         """Nothing."""
 
-    def begin_output(self, call: Call, now: float) -> None:
+    def begin_output(self, call: Call) -> None:
         """Nothing but what keeps it from coming again."""
-        call.first_token_at = now
+        call.first_token_at = 0.0
 
-    def end(self, last: Sequence, reason: FinishReason, now: float) -> None:
+    def end(self, last: Sequence, reason: FinishReason) -> None:
         """Nothing."""
 
 
@@ -122,7 +123,9 @@ def paired() -> tuple[float, float, float]:
         for index in range(N_PAIRS):
             spent_s = {}
             for ways in ((counting, silent), (silent, counting))[index % 2]:
-                engine._meter, engine._scheduler._tally = ways
+                engine._meter, tally = ways
+                for owner in (engine._scheduler, engine._scheduler._phases, engine._scheduler._ends):
+                    owner._tally = tally
                 spent_s[ways] = cpu_s(lambda: (engine._take_commands(), engine._step()), 1)  # noqa: B023 - at once
             with_s.append(spent_s[counting])
             added_s.append(spent_s[counting] - spent_s[silent])
@@ -144,7 +147,7 @@ def counting_s(engine: Engine) -> float:
         tally.depart(N_STREAMS, sum(grants.values()), 0)
         for call in calls:
             if call.first_token_at is None:
-                tally.begin_output(call, 0.0)
+                tally.begin_output(call)
         tally.draw(sum([len(delta.token_ids) for delta in deltas]))
         meter.count_step(0.0, clock(), clock(), clock())
 
