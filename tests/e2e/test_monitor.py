@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -93,12 +93,19 @@ def serve_all(server: Server) -> None:
         assert httpx.post(url, json=body(1, 4), timeout=120).is_success
     with ExitStack() as streams:
         for i in range(SLOTS):
-            asked = body(2 + i, N_ENDLESS, stream=True, priority=5)
-            stream = streams.enter_context(httpx.stream("POST", url, json=asked, timeout=120))
-            next(stream.iter_lines())
+            streams.enter_context(endless(server, body(2 + i, N_ENDLESS, stream=True, priority=5)))
         urgent = httpx.post(url, json=body(5, 4, priority=-1), timeout=120)  # takes the slot of one of them
         assert urgent.is_success
     assert httpx.post(url, json=body(6, 4, model="other"), timeout=120).status_code == 404
+
+
+@contextmanager
+def endless(server: Server, asked: dict[str, object]) -> Iterator[None]:
+    """A stream that has brought its first token and goes on; its client leaves at the end."""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=120) as stream:
+        lines = stream.iter_lines()  # which would close the connection if it were let go
+        next(lines)
+        yield
 
 
 def filled_in(expression: str) -> str:
@@ -181,12 +188,7 @@ def test_the_serve_tab_of_rays_dashboard_names_our_deployments_and_the_state_of_
     announced = re.search(r"dashboard +(\S+) \(token: (\S+)\)", server.log.read_text())
     assert announced is not None
     url, token = announced[1], Path(announced[2]).read_text()
-    asked = body(7, N_ENDLESS, stream=True)
-    with (
-        browsing(tmp_path / "profile") as window,
-        httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=120) as load,
-    ):
-        next(load.iter_lines())
+    with browsing(tmp_path / "profile") as window, endless(server, body(7, N_ENDLESS, stream=True)):
         window.get(url)
         window.add_cookie({"name": "ray-authentication-token", "value": token, "path": "/"})
         for name, (path, shown) in PAGES.items():
