@@ -118,6 +118,23 @@ def serve(
 
 
 @app.command()
+def monitor(
+    session: Annotated[
+        Path | None, typer.Option(help="Ray's temporary folder, where several Rays run on this machine.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="The same, by the address at which programs join it.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of Prometheus; a free one by default.")] = None,
+) -> None:
+    """Collect the metrics of a running server with Prometheus, until Ctrl-C."""
+    # Loads the HTTP client, which the other commands must not wait for.
+    from bakehouse_cluster.monitor import scrape_until_interrupted
+
+    scrape_until_interrupted(session=session, address=address, port=port, stages=Stages(Console(stderr=True)))
+
+
+@app.command()
 def generate(
     input_path: Annotated[Path, typer.Option("--input", help="JSON lines: prompts, messages, or OpenAI Batch.")],
     output_path: Annotated[Path, typer.Option("--output", help="JSON lines; what it holds is not done again.")],

@@ -64,9 +64,14 @@ class LocalRay:
         self.address: str | None = None
 
     @property
+    def folder(self) -> Path:
+        """Ray's temporary folder, which `bakehouse monitor` asks for; removed by `close`."""
+        return self._folder / "ray"
+
+    @property
     def log_folder(self) -> Path:
         """Where Ray and Serve write; removed by `close`."""
-        return self._folder / "ray" / "session_latest" / "logs"
+        return self.folder / "session_latest" / "logs"
 
     @property
     def token_path(self) -> Path:
@@ -109,7 +114,7 @@ class LocalRay:
                 namespace="serve",
                 runtime_env={"worker_process_setup_hook": WORKER_HOOK},
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(self._folder / "ray"),
+                _temp_dir=str(self.folder),
             )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise StartupError(self._failure("Ray", str(error), time.monotonic() - begun_s)) from error

@@ -61,11 +61,6 @@ UNHURRIED = {
 }
 
 
-# Else 5: where a proxy has not answered by then, Serve starts it anew, again and again. At a load of 20 on two cores
-# a server never started so.
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
-
-
 def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[str, str]:
     """The variables for the head and every worker of a cluster, whose nodes have an address of their own each.
 
@@ -76,7 +71,7 @@ def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,  # Serve's headers are not for clients to set
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MIN_GRPC_BYTES),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a cold image takes longer to import torch
-        **PATIENT,
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         # A node that is told to go lets its streams end; 30 by default, whatever `server.drain_s` is.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
         **(_haproxy() if haproxy else {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
@@ -93,7 +88,7 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_grpc_bytes),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a busy machine takes longer to start a process
-        **PATIENT,
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         **UNHURRIED,
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # what cannot start here will not start the third time

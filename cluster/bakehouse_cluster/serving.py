@@ -163,6 +163,7 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     stages.note(f"  dashboard  {ray.dashboard_address} (token: {ray.token_path})")
     stages.note(f"  Python     {_environment(ray)} python your_program.py")
     stages.note(f"  logs       {ray.log_folder}")
+    stages.note(f"  metrics    bakehouse monitor --session {shlex.quote(str(ray.folder))}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
         f"{_replicas(config)}; "

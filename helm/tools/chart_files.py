@@ -4,6 +4,7 @@
 
 values.schema.json: values.schema.yaml beside this file, with the configuration's own schema as `config`.
 files/environment.yaml: what a cluster's pods need, with HAProxy in front of the gateways and without.
+files/rules.yaml and files/dashboards: the alerts and dashboards that `bakehouse monitor` has too.
 README.md's table: the lines `# --` in values.yaml, each of which tells of the key below it.
 """
 
@@ -13,12 +14,17 @@ from pathlib import Path
 
 import yaml
 from bakehouse_cluster.config_schema import config_schema
+from bakehouse_cluster.monitoring.dashboards import dashboards
+from bakehouse_cluster.monitoring.grafana import as_json
+from bakehouse_cluster.monitoring.rules import rules
 from bakehouse_cluster.serve_environment import cluster_environment
 
 CHART = Path(__file__).parents[1]
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
 ENVIRONMENT = CHART / "files" / "environment.yaml"
+RULES = CHART / "files" / "rules.yaml"
+DASHBOARDS = CHART / "files" / "dashboards"
 _BEGIN, _END = "<!-- values: made by tools/chart_files.py -->\n", "<!-- end of values -->"
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z]+):")
 
@@ -35,6 +41,11 @@ def environment() -> str:
     return yaml.safe_dump(
         {"haproxy": cluster_environment(haproxy=True), "proxy": cluster_environment(haproxy=False)}
     )
+
+
+def dashboard_files() -> dict[Path, str]:
+    """The content of each file in files/dashboards."""
+    return {DASHBOARDS / f"{dashboard.key}.json": as_json(dashboard) for dashboard in dashboards()}
 
 
 def values_table() -> str:
@@ -82,6 +93,9 @@ def main() -> None:
     """Write all of them."""
     SCHEMA.write_text(values_schema())
     ENVIRONMENT.write_text(environment())
+    RULES.write_text(rules())
+    for path, text in dashboard_files().items():
+        path.write_text(text)
     README.write_text(readme())
 
 

@@ -126,7 +126,7 @@ def _build_engine(settings: ReplicaSettings, replica_id: str) -> Engine:
     from bakehouse_replica.executors.tensor_parallel import RankPlaces
 
     places = RankPlaces(
-        start=RankActors,
+        start=partial(RankActors, replica_id),
         host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
         on_loss=partial(_exit_soon, grace_s=LOSS_GRACE_S),
     )
@@ -152,14 +152,16 @@ class RankActors:
     Where this process ends without a word, Ray ends them: it owns them, and Serve removes its placement group.
     """
 
-    def __init__(self, settings: ReplicaSettings, invitation: "Invitation") -> None:
+    def __init__(self, replica_id: str, settings: ReplicaSettings, invitation: "Invitation") -> None:
+        """Ray's dashboard lists them by names that say whose they are."""
         group = get_current_placement_group()
         assert group is not None, "the deployment asks for a bundle for each rank"
         self._actors = []
         for rank, bundle in enumerate(group.bundle_specs[1:], start=1):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
             options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
-            made = ray.remote(RankActor).options(scheduling_strategy=place, **options).remote()
+            name = f"rank {rank} of bakehouse replica {replica_id}"
+            made = ray.remote(RankActor).options(name=name, scheduling_strategy=place, **options).remote()
             self._actors.append(cast("ActorHandle[RankActor]", made))
         self._runs: list[ray.ObjectRef[None]] = [
             actor.run.remote(settings, invitation, rank) for rank, actor in enumerate(self._actors, start=1)

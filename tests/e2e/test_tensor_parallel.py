@@ -29,12 +29,13 @@ N_STREAMED = 100
 REPLACED_WITHIN_S = 30.0
 # A program that joins the server's Ray takes its time on busy cores.
 JOIN_TIMEOUT_S = 200
-GROUPS_IN_RAY = """
+NAMES_IN_RAY = """
 import json, bakehouse
-from ray.util import placement_group_table
+from ray.util import list_named_actors, placement_group_table
 bakehouse.connect()
-groups = [group["state"] for group in placement_group_table().values()]
-print(json.dumps(groups))
+groups = [[group["name"], group["state"]] for group in placement_group_table().values()]
+actors = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
+print(json.dumps([groups, actors]))
 """
 
 
@@ -117,21 +118,21 @@ def listening_ports(processes: list[psutil.Process]) -> set[int]:
     }
 
 
-def placement_groups(server: Server) -> list[str]:
-    """The states of all that there have been."""
+def names_in_ray(server: Server) -> tuple[dict[str, str], list[str]]:
+    """The states of all placement groups that there have been by their names, and the names of living actors."""
     match = re.search(r"Python +(.*) python your_program.py", server.log.read_text())
     assert match is not None
     environment = dict(pair.split("=", 1) for pair in match[1].split())
     told = subprocess.run(
-        [sys.executable, "-c", GROUPS_IN_RAY],
+        [sys.executable, "-c", NAMES_IN_RAY],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=JOIN_TIMEOUT_S,
         check=True,
     )
-    groups: list[str] = json.loads(told.stdout.splitlines()[-1])
-    return groups
+    groups, actors = json.loads(told.stdout.splitlines()[-1])
+    return dict(groups), actors
 
 
 def started_within_s(server: Server) -> float:
@@ -184,7 +185,14 @@ def test_a_killed_rank_is_named_and_its_group_is_replaced_whole(server: Server) 
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == N_STREAMED
 
     assert len([child for child in server.tree() if "ray::RankActor" in " ".join(child.cmdline())]) == 2
-    assert sorted(placement_groups(server)) == ["CREATED", "REMOVED"]
+    groups, actors = names_in_ray(server)
+    assert sorted(groups.values()) == ["CREATED", "REMOVED"]
+    (replica,) = [name for name, state in groups.items() if state == "CREATED"]
+    assert re.fullmatch(r"SERVE_REPLICA::bakehouse#Replica#\w+", replica)
+    assert replica in actors
+    replica_id = replica.rpartition("#")[2]
+    ranks = sorted(name for name in actors if name.startswith("rank "))
+    assert ranks == [f"rank {rank} of bakehouse replica {replica_id}" for rank in (1, 2)]
     for process in psutil.process_iter():
         with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
             assert process in rank_processes(server) or not ports & listening_ports([process])

@@ -2,6 +2,7 @@
 
 import json
 
+import chart_files
 import yaml
 from charts import CHART, Helm, containers, of_kind
 
@@ -34,6 +35,11 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds(helm: Helm) 
     assert shown == {path.name: json.loads(path.read_text()) for path in CHART.glob("files/dashboards/*.json")}
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in maps)
     assert all(one["metadata"]["annotations"] == {"grafana_folder": "Bakehouse"} for one in maps)
+
+
+def test_the_dashboards_are_those_that_the_table_of_metrics_gives() -> None:
+    found = {path: path.read_text() for path in chart_files.DASHBOARDS.iterdir()}
+    assert found == chart_files.dashboard_files(), "run python helm/tools/chart_files.py"
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for(helm: Helm) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import chart_files
 import pytest
 import yaml
+from bakehouse_cluster.monitoring.rules import rules
 from charts import CHART, Helm, cluster, values
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -116,6 +117,7 @@ def _is_within(leaf: str, path: str) -> bool:
     [
         (chart_files.SCHEMA, chart_files.values_schema),
         (chart_files.ENVIRONMENT, chart_files.environment),
+        (chart_files.RULES, rules),
         (chart_files.README, chart_files.readme),
     ],
 )

@@ -1,6 +1,9 @@
 """A real Prometheus that scrapes the Ray of a running server, and what it has found."""
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from servers import Server, free_port, wait_until
+from servers import Server, command, free_port, wait_until
 
 DISCOVERY_FILE = "prom_metrics_service_discovery.json"  # Ray writes it some 15 s after its start
 START_S = 60.0
@@ -34,6 +37,16 @@ class Prometheus:
         assert len(found) < 2, f"{expression} has {len(found)} series"
         return found[0][1] if found else None
 
+    def labels_of(self, selector: str, label: str) -> set[str]:
+        """The values that a label has in the series that match."""
+        answer = httpx.get(f"{self.url}/api/v1/series", params={"match[]": selector}, timeout=30).json()
+        return {series[label] for series in answer["data"] if label in series}
+
+    def rules(self) -> list[dict[str, object]]:
+        """Each rule, with its health, its last error and, of an alert, its state."""
+        answer = httpx.get(f"{self.url}/api/v1/rules", timeout=30).json()
+        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
+
     def targets(self) -> dict[str, str]:
         """The health of each target by its address."""
         answer = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()
@@ -49,12 +62,44 @@ def ray_folder(server: Server) -> Path:
     raise AssertionError("no process of the server names Ray's temporary folder")
 
 
-@contextmanager
-def scraping(server: Server, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus that keeps its data in `folder`, and finds the metrics of the server's Ray each second."""
+def require_prometheus() -> str:
+    """The program; without it the test is skipped."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("needs the program prometheus (Debian's package of that name)")
+    return program
+
+
+@contextmanager
+def monitoring(server: Server, log: Path) -> Iterator[tuple[Prometheus, subprocess.Popen[bytes]]]:
+    """`bakehouse monitor` as the server says to call it, and the Prometheus that it has started."""
+    require_prometheus()
+    asked = re.search(r"bakehouse monitor (--session \S+)", server.log.read_text())
+    assert asked is not None, server.log.read_text()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command("monitor", *asked[1].split()), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_until(lambda: _says_it_runs(process, log), START_S, "bakehouse monitor")
+        url = re.search(r"Prometheus at (\S+)", log.read_text())
+        assert url is not None, log.read_text()
+        yield Prometheus(url=url[1]), process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait(START_S)
+
+
+def _says_it_runs(process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    return "Ctrl-C ends it" in log.read_text()
+
+
+@contextmanager
+def scraping(server: Server, folder: Path) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder`, and finds the metrics of the server's Ray each second."""
+    program = require_prometheus()
     # Ray writes the machine's own address, but listens on the loopback alone.
     relabel = {
         "source_labels": ["__address__"],
