@@ -90,7 +90,7 @@ def test_a_bound_may_lie_far_from_the_best_and_hold_more_tokens_than_a_tile() ->
         assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()
 
 
-@pytest.mark.parametrize("given", [{"top_k": 600}, {"top_p": 0.6}])
+@pytest.mark.parametrize("given", [{"top_k": 600}, {"top_p": 0.6}, {"top_k": 500, "top_p": 0.6}])
 def test_a_filter_may_close_among_more_tokens_than_a_tile_holds(
     generator: torch.Generator, given: dict[str, float]
 ) -> None:
