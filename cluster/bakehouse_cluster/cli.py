@@ -36,7 +36,8 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens; the model's own by default.")]
 KvMemory = Annotated[str | None, typer.Option(help="KV cache of one replica, as 512MiB or 2GB.")]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, or bfloat16 for matrix products of half the bits; auto: float32.")
+    str | None,
+    typer.Option(help="float32, or bfloat16 for matrix products of half the bits; auto: bfloat16 on a GPU."),
 ]
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit matrix products; none by default.")]
 KvDtype = Annotated[str | None, typer.Option(help="Keys and values: auto, float32 or float16.")]

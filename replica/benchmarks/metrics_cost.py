@@ -2,24 +2,26 @@
 
 PYTHONPATH=replica .venv/bin/python replica/benchmarks/metrics_cost.py
 
-An engine steps 64 decoding sequences on the fake executor, driven from here instead of by its thread. Blocks of
-steps with and without metrics take turns in one run, so that both meet the same machine; `paired` is the median of
-the differences of neighbours. As that drowns in noise where other programs run, the counting of a step is also
-timed by itself, many times over. To both comes what happens by the second: two copies of all series, and one
-hand-over to a real Ray, vLLM's names included, on the event loop. All are CPU times.
+Engines step 64 decoding sequences on the fake executor, driven from here instead of by their threads. Steps with
+and without metrics take turns in one run, so that both meet the same machine: the median of the differences of
+neighbours, with its standard error. The counting of a step is also timed by itself, many times over. To the larger
+of both comes what happens by the second: two copies of all series, and one hand-over to a real Ray, vLLM's names
+included, on the event loop. All are CPU times.
 
 The share is that of the shortest step there can be, with no model at all, and of one of 20 ms.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from statistics import median
 
 import ray
+from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.sequence import Call, Sequence
+from bakehouse_replica.core.sequence import Sequence
 from bakehouse_replica.core.tally import Tally
 from bakehouse_replica.core.types import Capacity, FinishReason, ReplicaCard, Request, SchedulingPolicy, TokenDelta
 from bakehouse_replica.core.vllm_table import VLLM_METRICS
@@ -30,9 +32,9 @@ from bakehouse_replica.ray_metrics import RayMetrics
 
 N_STREAMS = 64
 N_PROMPT = 64
-N_PAIRS, N_STEPS = 40, 10
+N_ENGINES, N_PAIRS = 6, 400
 N_REPEATS = 2000
-MAX_MODEL_LEN = N_PROMPT + 2 * N_PAIRS * N_STEPS + 100
+MAX_MODEL_LEN = N_PROMPT + 2 * N_PAIRS + 200
 BLOCK_SIZE = 16
 MODEL_STEP_S = 0.020
 LIMIT = 0.03
@@ -81,11 +83,11 @@ class NoTally(Tally):
     def draw(self, n_tokens: int) -> None:
         """Nothing."""
 
-    def begin_output(self, call: Call, now: float) -> None:
+    def begin_output(self, call: Call) -> None:
         """Nothing but what keeps it from coming again."""
-        call.first_token_at = now
+        call.first_token_at = 0.0
 
-    def end(self, last: Sequence, reason: FinishReason, now: float) -> None:
+    def end(self, last: Sequence, reason: FinishReason) -> None:
         """Nothing."""
 
 
@@ -110,25 +112,26 @@ def cpu_s(work: Callable[[], object], n_times: int) -> float:
     return (time.thread_time() - begun_s) / n_times
 
 
-def paired(engine: Engine) -> tuple[float, float]:
-    """CPU seconds of a step with metrics, and by how much it is longer than one without."""
-
-    def step() -> None:
-        engine._take_commands()
-        engine._step()
-
-    counting = (engine._meter, engine._scheduler._tally)
-    silent = (NoMeter(), NoTally(Counts(()), CAPACITY))
-    with_s, added_s = [], []
-    for index in range(N_PAIRS):
-        spent_s = {}
-        for ways in ((counting, silent), (silent, counting))[index % 2]:
-            engine._meter, engine._scheduler._tally = ways
-            spent_s[ways] = cpu_s(step, N_STEPS)
-        with_s.append(spent_s[counting])
-        added_s.append(spent_s[counting] - spent_s[silent])
-    engine._meter, engine._scheduler._tally = counting
-    return median(with_s), median(added_s)
+def paired() -> tuple[float, float, float]:
+    """CPU seconds of a step with metrics, by how much it is longer than one without, and the error of that."""
+    with_s: list[float] = []
+    added_s: list[float] = []
+    for _ in range(N_ENGINES):
+        engine = decoding_engine()
+        counting = (engine._meter, engine._scheduler._tally)
+        silent = (NoMeter(), NoTally(Counts(()), CAPACITY))
+        for index in range(N_PAIRS):
+            spent_s = {}
+            for ways in ((counting, silent), (silent, counting))[index % 2]:
+                engine._meter, tally = ways
+                for owner in (engine._scheduler, engine._scheduler._phases, engine._scheduler._ends):
+                    owner._tally = tally
+                spent_s[ways] = cpu_s(lambda: (engine._take_commands(), engine._step()), 1)  # noqa: B023 - at once
+            with_s.append(spent_s[counting])
+            added_s.append(spent_s[counting] - spent_s[silent])
+    middle = median(added_s)
+    spread = 1.48 * median(abs(each - middle) for each in added_s)  # of a normal distribution, its deviation
+    return median(with_s), middle, 1.25 * spread / len(added_s) ** 0.5
 
 
 def counting_s(engine: Engine) -> float:
@@ -144,7 +147,7 @@ def counting_s(engine: Engine) -> float:
         tally.depart(N_STREAMS, sum(grants.values()), 0)
         for call in calls:
             if call.first_token_at is None:
-                tally.begin_output(call, 0.0)
+                tally.begin_output(call)
         tally.draw(sum([len(delta.token_ids) for delta in deltas]))
         meter.count_step(0.0, clock(), clock(), clock())
 
@@ -183,15 +186,16 @@ def main() -> None:
     """Prints each cost and its share."""
     engine = decoding_engine()
     engine._step()
-    with_s, added_s = paired(engine)
+    with_s, added_s, error_s = paired()
     alone_s = counting_s(engine)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     copy_s, push_s = by_the_second_s(engine)
     ray.shutdown()
     per_second_s = 2 * copy_s + push_s
     print(f"{N_STREAMS} streams, fake executor: a step takes {1e3 * with_s:.2f} ms of CPU time")
+    print(f"counting in a step: {1e6 * alone_s:.1f} us by itself")
     print(
-        f"counting in a step: {1e6 * alone_s:.1f} us by itself; paired with steps without: {1e6 * added_s:.1f} us"
+        f"counting in a step: {1e6 * added_s:.1f} +- {1e6 * error_s:.1f} us, paired with steps that do not count"
     )
     print(f"by the second: 2 copies of {1e6 * copy_s:.0f} us, 1 hand-over to Ray of {1e6 * push_s:.0f} us")
     worst_s = max(alone_s, added_s)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pytest
 from answers import Answer, Json, ask
 from bakehouse_replica.core.types import StepPlan
+from bakehouse_router.settings import GatewaySettings
 from engines import Gate
 from prometheus_client.parser import text_string_to_metric_families
-from scripted import ScriptedServer, scripted_server, until, vocabulary
+from scripted import MODEL, ScriptedServer, scripted_server, until, vocabulary
 
 STREAM: Json = {"stream": True, "stream_options": {"include_usage": True}}
 BOTH_WAYS = pytest.mark.parametrize("way", [{}, STREAM], ids=["whole", "streamed"])
@@ -186,3 +187,28 @@ async def test_c63_calls_that_end_without_a_token_give_no_first_one() -> None:
     assert found["bakehouse_requests_total", "completion", "complete"] == 1
     assert found["bakehouse_requests_total", "completion", "invalid_request"] == 1
     assert found["bakehouse_time_to_first_token_seconds_count", "completion"] == 0
+
+
+async def test_what_is_answered_by_an_error_alone_is_counted_by_its_code() -> None:
+    gate = Gate()
+    limits = GatewaySettings(served_name=MODEL, max_queued_requests=1)
+    async with scripted_server(ENDLESS, gateway=limits, before_step=gate.before_step) as server:
+        waiting = asyncio.create_task(ask(server.http, completion("hi", max_tokens=1)))
+        await until(lambda: server.client.n_open == 1)
+        refused = [
+            await ask(server.http, body)
+            for body in (
+                completion("hi", temprature=1),
+                completion("hi", n=0),
+                completion("hi") | {"model": "another"},
+                completion("hi", max_tokens=1),  # one waits already
+            )
+        ]
+        gate.open()
+        assert (await waiting).status == 200
+        found = await samples(server)
+    assert [answer.status for answer in refused] == [400, 400, 404, 429]
+    counted = {labels[0]: n for (name, *labels), n in found.items() if name == "bakehouse_rejections_total" and n}
+    assert counted == {"invalid_request": 2, "model_not_found": 1, "overloaded": 1}
+    assert found["bakehouse_requests_total", "completion", "overloaded"] == 1, "it was begun"
+    assert found["bakehouse_requests_total", "completion", "invalid_request"] == 0

@@ -62,6 +62,16 @@ def test_pools_and_autoscaling_reach_serve_beside_what_it_is_told_anyway() -> No
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 34)
 
 
+@pytest.mark.parametrize(("asked", "strategy"), [({}, "STRICT_PACK"), ({"rank_placement": "pack"}, "PACK")])
+def test_the_ranks_of_a_replica_are_one_placement_group_on_one_node_unless_it_may_span_several(
+    asked: dict[str, str], strategy: str
+) -> None:
+    _, replica = deployments({"replica": {"tensor_parallel": 3, "cpus": 1.5, **asked}})
+    placement = replica._replica_config
+    assert placement.placement_group_strategy == strategy
+    assert placement.placement_group_bundles == [{"CPU": 0.5}] * 3
+
+
 def test_all_ranks_of_a_replica_are_in_its_pools() -> None:
     _, replica = deployments({"replica": {"pools": ["a", "b"], "tensor_parallel": 3}})
     placement = replica._replica_config

@@ -63,7 +63,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
 
 def test_the_wheel_has_tables_types_and_licence(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "bakehouse_kernels/triton/aot_table.json" in names
+    assert "bakehouse_kernels/triton/aot_tables/3.7.json" in names
     assert "bakehouse_kernels/triton/launch_tables/sm90.json" in names
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

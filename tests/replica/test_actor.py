@@ -18,7 +18,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # two starts of workers, on cores that may be busy
 WAIT_S = 180.0  # a replacement loads torch and numba anew, on cores that may be busy
 STATUS_WAIT_S = 5.0
 BROKEN_TOKEN = 299
@@ -27,7 +27,10 @@ BROKEN_TOKEN = 299
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="bh", dir="/tmp")  # short: socket paths end at 107 characters
-    ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+    with pytest.MonkeyPatch.context() as environment:
+        # Else 15: beside anything else that works here, a start takes minutes.
+        environment.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
     yield
     serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()

@@ -5,12 +5,13 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
+from bakehouse_replica.core.metric_table import REJECTIONS
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason
 from bakehouse_replica.engine import Engine
 from bakehouse_router.api.grpc import InferenceService
@@ -54,9 +55,16 @@ async def grpc_served(
     """A client of a real server over `dispatcher`, or over an engine by the real dispatcher."""
     if isinstance(dispatcher, Engine):
         dispatcher = Dispatcher(dispatcher, resume_wait_s=0.0)
+    gateway = Gateway(gateway_settings or settings(), dispatcher, text)
+    async with grpc_served_by(gateway, keys) as stub:
+        yield stub
+
+
+@asynccontextmanager
+async def grpc_served_by(gateway: Gateway, keys: KeyRing | None = None) -> AsyncGenerator[InferenceStub, None]:
+    """A client of a real server over `gateway`."""
     server = grpc.aio.server()
-    service = InferenceService(Gateway(gateway_settings or settings(), dispatcher, text), keys)
-    add_InferenceServicer_to_server(service, server)
+    add_InferenceServicer_to_server(InferenceService(gateway, keys), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -434,6 +442,20 @@ async def test_keys_are_asked_for(text: ModelText, tmp_path: Path) -> None:
         call = stub.Generate(asked(), metadata=[("authorization", "Bearer sk-alice-0123456789abcdef")])
         assert [reply async for reply in call]
     assert [request.tenant for request in dispatcher.requests] == ["alice"]
+
+
+async def test_what_is_answered_by_a_status_alone_is_counted_by_its_code(text: ModelText, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("tenants: {alice: {keys: [sk-alice-0123456789abcdef]}}")
+    gateway = Gateway(settings(), ScriptedDispatcher(), text)
+    async with grpc_served_by(gateway, KeyRing(path)) as stub:
+        await refusal(stub, asked())
+        for n in (0, 1):
+            call = stub.Generate(asked(n=n), metadata=[("authorization", "Bearer sk-alice-0123456789abcdef")])
+            with suppress(grpc.aio.AioRpcError):
+                assert [reply async for reply in call]
+    counted = {one.labels[0]: one.value for one in gateway.metrics.series() if one.name == REJECTIONS.name}
+    assert {code: n for code, n in counted.items() if n} == {"invalid_api_key": 1, "invalid_request": 1}
 
 
 # --- Clients that go, and the health --------------------------------------------------------------------------

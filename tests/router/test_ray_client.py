@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import TypedDict, Unpack, cast
 
 import pytest
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
+from bakehouse_replica.core.metric_table import PREEMPTIONS
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.step_message import Received, ReturnAddress, Subscribe
 from bakehouse_replica.core.types import (
@@ -527,7 +529,9 @@ async def rounds(handle: Handle, n_rounds: int) -> None:
 
 
 async def test_statuses_show_who_serves_who_does_not_and_who_has_gone_silent() -> None:
-    well, ill = ReplicaStatus(card=card("a"), load=LOAD), ReplicaStatus(card=card("b"), load=LOAD, problem="dead")
+    counted = (Series(PREEMPTIONS.name, (), 1),)
+    well = ReplicaStatus(card=card("a"), load=LOAD, counted=counted)
+    ill = ReplicaStatus(card=card("b"), load=LOAD, problem="dead", counted=counted)
     handle = Handle(answers=[well, ill])
     watched = client(handle)
     assert await watched.statuses() == ()
@@ -537,12 +541,13 @@ async def test_statuses_show_who_serves_who_does_not_and_who_has_gone_silent() -
 
     handle.answers = [ActorDiedError(), ill]
     await rounds(handle, 2)
-    silent = {status.card.replica_id: status.problem for status in await watched.statuses()}
+    statuses = {status.card.replica_id: status for status in await watched.statuses()}
     await watched.close()
 
     assert set(both) == {well, ill}
-    assert silent["b"] == "dead"
-    assert (silent["a"] or "").startswith("silent for")
+    assert (statuses["b"].problem, statuses["b"].counted) == ("dead", counted)
+    assert (statuses["a"].problem or "").startswith("silent for")
+    assert statuses["a"].counted == (), "nobody knows what it counts by now"
 
 
 async def test_whether_all_that_run_have_answered_is_known() -> None:

@@ -5,7 +5,6 @@ begun, and what a later one writes comes after what an earlier one wrote. One co
 (`tests/replica/executors/test_conformance*.py`) is the definition; every executor passes it.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from bakehouse_replica.core.sampling import SamplingParams
@@ -18,17 +17,6 @@ class Pending(Protocol):
     def result(self) -> StepResult:
         """Waits for the step. Called once, in the order of the steps; raises whatever broke."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A step that had ended when `begin` returned."""
-
-    step_result: StepResult
-
-    def result(self) -> StepResult:
-        """What the step produced."""
-        return self.step_result
 
 
 class Executor(Protocol):

@@ -26,7 +26,6 @@ Words = NDArray[np.int32]
 _MAGIC = 0x6B_61_62_31
 _VERSION = 1
 HEADER_WORDS = 6
-HEADER_BYTES = 4 * HEADER_WORDS
 _N_COUNTS = 5
 _WANTS_SAMPLE, _FOLLOWS_DRAW = 1, 2
 _LOW_BITS = 31  # so that no word is negative

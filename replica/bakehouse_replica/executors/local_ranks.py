@@ -42,11 +42,6 @@ class LocalRanks:
         places = own_gpus(invitation.size) if settings.device == "cuda" else [{}] * invitation.size
         self._processes = [_start(settings, invitation, rank, places[rank]) for rank in range(1, invitation.size)]
 
-    @property
-    def process_ids(self) -> list[int]:
-        """Of ranks 1, 2, …"""
-        return [process.pid for process in self._processes]
-
     def check(self) -> None:
         """Raises where a process has ended."""
         for rank, process in enumerate(self._processes, start=1):

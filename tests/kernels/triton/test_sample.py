@@ -90,6 +90,15 @@ def test_a_bound_may_lie_far_from_the_best_and_hold_more_tokens_than_a_tile() ->
         assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()
 
 
+@pytest.mark.parametrize("given", [{"top_k": 600}, {"top_p": 0.6}, {"top_k": 500, "top_p": 0.6}])
+def test_a_filter_may_close_among_more_tokens_than_a_tile_holds(
+    generator: torch.Generator, given: dict[str, float]
+) -> None:
+    logits = torch.rand(12, 900, generator=generator)  # all within the least reach, in tiles of 512
+    asks = asks_of(12, **given)
+    assert draw(logits, asks).tolist() == draw_by_definition(logits, asks).tolist()
+
+
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_row_without_a_finite_highest_has_no_token_and_harms_no_other(

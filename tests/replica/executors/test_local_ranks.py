@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +14,15 @@ from bakehouse_replica.build import build_engine
 from bakehouse_replica.core.types import FinishReason, ModelSource, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.settings import ReplicaSettings
+from tiny_llama import write_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, seed=0)
 PROMPTS = [list(range(3 + n, 20 + 2 * n)) for n in range(6)]
-TIMEOUT_S = 3.0
+N_ENDLESS = 16_384
 ENDLESS = Request(
     request_id="endless",
     prompt_ids=(5, 6, 7),
-    params=SamplingParams(temperature=0.0, max_tokens=200, seed=0),
+    params=SamplingParams(temperature=0.0, max_tokens=N_ENDLESS, seed=0),
 )
 
 
@@ -51,14 +51,20 @@ def test_two_processes_give_the_tokens_of_one(tiny_llama_folder: Path, kind: str
         assert n_equal >= len(PROMPTS) - 1, (alone, shared)
 
 
+@pytest.fixture(scope="module")
+def long_llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its answers last longer than whoever reads them takes to kill a rank, however busy the cores are."""
+    return write_tiny_llama(tmp_path_factory.mktemp("long-llama"), max_position_embeddings=2 * N_ENDLESS)
+
+
 @contextmanager
-def engine_of(model: Path) -> Iterator[Engine]:
+def engine_of(model: Path, rank_timeout_s: float) -> Iterator[Engine]:
     settings = ReplicaSettings(
         source=ModelSource(model=str(model)),
-        kv_memory_bytes=8 << 20,
+        kv_memory_bytes=64 << 20,
         n_threads=2,
         tensor_parallel=2,
-        rank_timeout_s=TIMEOUT_S,
+        rank_timeout_s=rank_timeout_s,
     )
     engine = build_engine(settings, replica_id="r")
     engine.start()
@@ -69,31 +75,30 @@ def engine_of(model: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("number", "message", "within_s"),
-    [(signal.SIGKILL, "rank 1 has died", 1.0), (signal.SIGSTOP, "rank 1 has been silent for 3 s", 2 * TIMEOUT_S)],
+    ("number", "rank_timeout_s", "message"),
+    # A death is noticed at once: its limit is beyond the test's own.
+    [(signal.SIGKILL, 1000.0, "rank 1 has died"), (signal.SIGSTOP, 5.0, "rank 1 has been silent for 5 s")],
     ids=["killed", "stopped"],
 )
 def test_a_rank_lost_in_the_midst_of_a_stream_is_named_and_none_is_left(
-    tiny_llama_folder: Path, number: signal.Signals, message: str, within_s: float
+    long_llama_folder: Path, number: signal.Signals, rank_timeout_s: float, message: str
 ) -> None:
-    async def stream(engine: Engine, victim: psutil.Process) -> tuple[str | None, float]:
-        lost_s = 0.0
+    async def stream(engine: Engine, victim: psutil.Process) -> str:
+        is_lost = False
         async for delivery in engine.generate(ENDLESS):
             for delta in delivery.deltas:
                 if delta.finish is not None:
                     assert delta.finish is FinishReason.ERROR
                     assert delta.failure is not None
-                    return delta.failure.message, time.monotonic() - lost_s
-            if not lost_s:
+                    return delta.failure.message
+            if not is_lost:
                 os.kill(victim.pid, number)
-                lost_s = time.monotonic()
+                is_lost = True
         raise AssertionError("a stream that ends without a word")
 
-    with engine_of(tiny_llama_folder) as engine:
+    with engine_of(long_llama_folder, rank_timeout_s) as engine:
         (rank_1,) = rank_processes()
-        told, after_s = asyncio.run(stream(engine, rank_1))
+        told = asyncio.run(stream(engine, rank_1))
         assert told == f"the engine of this replica has failed: {message}"
-        print(f"named after {after_s:.3f} s")
-        assert after_s < within_s + 1.0  # busy cores
         assert engine.failure == told
     assert not rank_1.is_running()
