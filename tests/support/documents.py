@@ -34,12 +34,12 @@ def _spans(text: str) -> list[str]:
 
 
 def commands(text: str, program: str) -> list[list[str]]:
-    """The words of each call of a program, `program` itself first, in blocks of shell and between backticks."""
+    """The words of each call of a program, wherever it lies, in blocks of shell and between backticks."""
     shell = [block for _, language, block in _FENCE.findall(text) if language in _SHELL]
     found = []
     for script in [*shell, *_spans(text)]:
         for words in _simple_commands(script):
-            if program in words[:1]:
+            if Path(words[0]).name == program:
                 found.append(words)
     return found
 
