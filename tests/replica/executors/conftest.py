@@ -19,3 +19,14 @@ def make_executor(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
 @pytest.fixture
 def executor(make_executor: MakeExecutor) -> Executor:
     return make_executor(CAPACITY)
+
+
+@pytest.fixture
+def nothing_hangs() -> Iterator[None]:
+    """For tests that lose a rank, whose threads go on in this process.
+
+    The lost group's operations hang until their limit, and whoever collects the group waits for them: left to
+    chance, that is the next test in the middle of a step.
+    """
+    yield
+    gc.collect()

@@ -14,6 +14,7 @@ from bakehouse_replica.core.types import BlockCopy
 from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
 from bakehouse_replica.executors.links import Channel, Invitation, Reception, join
 from bakehouse_replica.executors.tensor_parallel import TensorParallelExecutor, gather
+from bakehouse_replica.executors.watch import Watch
 from bakehouse_replica.executors.worker import Follower
 from bakehouse_replica.model.batch import FlatChunks
 from bakehouse_replica.model.collective import Collective
@@ -21,11 +22,11 @@ from bakehouse_replica.model.sharding import Shard, local_spec
 from executors import CAPACITY, PROMPT, chunk_of, cpu_ops, random_model, run, sample_at
 from ranks import ThreadRanks, leader_of, part_of
 
-# For tests that wait until it has passed: on busy cores a healthy rank's reports are seconds late as well.
-SHORT_LIMIT_S = 5.0
-# For tests in which a loss is noticed by other means.
-LONG_LIMIT_S = 100.0
-NAMED_WITHIN_S = 60.0  # of the two limits the short one alone, and what busy cores add
+pytestmark = pytest.mark.usefixtures("nothing_hangs")
+# Also for how long, twice over, an operation hangs that a rank has left: see `nothing_hangs`.
+TIMEOUT_S = 3.0
+# The limit itself, and what busy cores add.
+NAMED_WITHIN_S = 10 * TIMEOUT_S
 CHUNK = chunk_of(PROMPT, sample=sample_at(0))
 
 
@@ -62,7 +63,6 @@ class Errant:
 def errant(
     misbehave: Callable[[], None],
     *,
-    limit_s: float = LONG_LIMIT_S,
     rank: int = 1,
     size: int = 2,
     at: int = 3,
@@ -72,7 +72,7 @@ def errant(
         return Errant(part, at, misbehave) if collective.rank == rank else part
 
     cpu_ops()  # compiled before any limit is set
-    executor = gather(leader_of(size, load, limit_s), own_part)
+    executor = gather(leader_of(size, load, TIMEOUT_S), own_part)
     try:
         yield executor
     finally:
@@ -92,8 +92,19 @@ def loss_of(executor: Executor) -> BakehouseError:
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 2), (1, 4), (3, 4)])
 def test_a_rank_that_skips_a_step_is_named_within_the_time_limit(rank: int, size: int) -> None:
-    with errant(lambda: None, limit_s=SHORT_LIMIT_S, rank=rank, size=size) as executor:
-        assert loss_of(executor).message == f"rank {rank} has not taken part in step 3 for 5 s"
+    with errant(lambda: None, rank=rank, size=size) as executor:
+        assert loss_of(executor).message == f"rank {rank} has not taken part in step 3 for 3 s"
+
+
+def test_of_two_steps_in_flight_the_second_is_expected_to_get_on_when_the_first_has_ended() -> None:
+    watch = Watch([], timeout_s=1.0, n_begun=lambda: 5, on_loss=lambda _: None)
+    watch.step_begins(1)
+    watch.step_begins(2)
+    watch.step_ends()
+    assert watch._judge_progress(10.0) is None
+    assert str(watch._judge_progress(12.0)) == "no rank has got on in step 2 for 1 s"
+    watch.step_ends()
+    assert watch._judge_progress(14.0) is None
 
 
 def test_a_rank_that_fails_is_named_at_once_with_its_error() -> None:
@@ -144,9 +155,9 @@ class _GarbledLink:
 
 
 def test_idle_hours_cost_no_rank_and_the_next_step_runs() -> None:
-    with errant(lambda: None, limit_s=SHORT_LIMIT_S, at=99) as executor:
+    with errant(lambda: None, at=99) as executor:
         first = run(executor, CHUNK)
-        threading.Event().wait(1.5 * SHORT_LIMIT_S)  # hours are no different
+        threading.Event().wait(2 * TIMEOUT_S)  # hours are no different
         assert run(executor, CHUNK).sampled == first.sampled
 
 
@@ -164,7 +175,7 @@ def test_a_rank_that_is_lost_in_idle_hours_is_told_without_a_step() -> None:
     def load(collective: Collective) -> Follower:
         return own_part(collective)
 
-    executor = gather(leader_of(2, load, LONG_LIMIT_S), own_part)
+    executor = gather(leader_of(2, load, TIMEOUT_S), own_part)
     told = _Told()
     executor.tell_of_loss(told.take)
     executor._leader._links[0].reports.shutdown(socket.SHUT_RD)  # what a dead process's connection reads as
@@ -178,7 +189,7 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason() -> None:
         raise StartupError("too little memory: 3 MiB")
 
     with pytest.raises(StartupError, match="rank 1: too little memory: 3 MiB"):
-        gather(leader_of(2, load, LONG_LIMIT_S), own_part)
+        gather(leader_of(2, load, TIMEOUT_S), own_part)
 
 
 def test_who_does_not_know_the_secret_is_not_let_in() -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import torch
+from bakehouse_kernels.api import Ops, Recording
 from bakehouse_kernels.layout import KVCache
 from bakehouse_kernels.reference import ReferenceOps
 from bakehouse_replica.core.executor import Pending
@@ -22,6 +23,7 @@ from bakehouse_replica.model.runner import Runner
 from bakehouse_replica.model.spec import ModelSpec
 from bakehouse_replica.model.weights import assembled
 from executors import random_model
+from torch import Tensor
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -41,6 +43,14 @@ HOST_PARAMS = (
     SamplingParams(temperature=1.0, logprobs=2),
     SamplingParams(temperature=0.5, logit_bias=((7, 2.0),)),
 )
+
+
+class AsCaptured(ReferenceOps):
+    """Does what it records once beforehand, as a GPU's operations do."""
+
+    def record(self, work: Callable[[Ops], Tensor]) -> Recording:
+        work(self)
+        return super().record(work)
 
 
 def new_cache(n_blocks: int) -> KVCache:
@@ -75,7 +85,7 @@ def device_runner(cache: KVCache, *, records: bool = True) -> DeviceRunner:
     runner = DeviceRunner(
         decoder=decoder(),
         cache=cache,
-        ops=ReferenceOps(),
+        ops=AsCaptured(),
         device=CPU,
         limits=StepLimits(max_tokens=64, max_sequences=MAX_SEQUENCES),
         buckets=BUCKETS,
@@ -216,10 +226,20 @@ def test_a_padded_step_writes_its_own_blocks_and_the_null_block_alone(n_rows: in
 
 
 def test_recording_writes_the_null_block_alone() -> None:
+    """Whatever a step of another size has left where inputs are staged."""
     cache = new_cache(N_BLOCKS + 1)
-    device_runner(cache)
-    for tensor in (*cache.key, *cache.value):
-        assert tensor[:NULL_BLOCK].isnan().all()
+    runner = device_runner(cache, records=False)
+    sample = Sample(params=PARAMS[3], seeds=(0,), output_index=0)
+    prompts = (tuple(range(1, 1 + 3 * n)) for n in range(1, 5))
+    chunks = tuple(
+        Chunk(sequence_id=n, token_ids=ids, start=0, block_ids=tuple(range(4 * n, 4 * n + 3)), sample=sample)
+        for n, ids in enumerate(prompts)
+    )
+    runner.rehearse(StepPlan(step=0, copies=(), chunks=chunks))
+    before = [tensor[:NULL_BLOCK].clone() for tensor in (*cache.key, *cache.value)]
+    runner.graphs.record()
+    for tensor, old in zip((*cache.key, *cache.value), before, strict=True):
+        assert torch.equal(tensor[:NULL_BLOCK].nan_to_num(), old.nan_to_num())
 
 
 def test_scores_forks_and_copies_equal_those_of_the_host_s_runner() -> None:
