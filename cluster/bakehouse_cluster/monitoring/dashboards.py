@@ -31,6 +31,7 @@ from bakehouse_replica.core.metric_table import (
 from bakehouse_cluster.monitoring.grafana import Curve, Dashboard, Panel
 from bakehouse_cluster.monitoring.series import Series, shares, variables_of
 
+Lines = tuple[tuple[Panel, ...], ...]
 _of_replicas, _of_gateways = Series(Source.REPLICA), Series(Source.GATEWAY)
 _REPLICAS = variables_of(REPLICA_SERVES, "Replica")
 _GATEWAYS = variables_of(QUEUED_REQUESTS, "Gateway")
@@ -51,86 +52,132 @@ def _stat(title: str, description: str, unit: str, expression: str, good_from: f
     return Panel(title=title, description=description, unit=unit, curves=curves, kind="stat", good_from=good_from)
 
 
+def _now(series: Series) -> Lines:
+    return (
+        (
+            _stat(
+                "Replicas that serve",
+                REPLICA_SERVES.meaning,
+                "short",
+                series.level(REPLICA_SERVES),
+                good_from=1,
+            ),
+            _stat(
+                "KV consistent",
+                KV_CONSISTENT.meaning,
+                "short",
+                f"min({series.select(KV_CONSISTENT)})",
+                good_from=1,
+            ),
+            _stat("Ended requests now", REQUESTS.meaning, "reqps", series.rate(REQUESTS)),
+            _stat(
+                "Output tokens now",
+                GENERATED_TOKENS.meaning,
+                "suffix: tokens/s",
+                series.rate(GENERATED_TOKENS),
+            ),
+        ),
+    )
+
+
+def _requests(series: Series) -> Lines:
+    return (
+        (
+            series.rates("Ended requests by outcome", REQUESTS, by="outcome", is_stacked=True),
+            series.rates("Rejections by reason", REJECTIONS, by="reason", is_stacked=True),
+        ),
+        (
+            series.quantiles("Time to the first token", TIME_TO_FIRST_TOKEN),
+            series.quantiles("Time between tokens", INTER_TOKEN),
+            series.quantiles("Time to the end", REQUEST_DURATION),
+        ),
+    )
+
+
+def _load(series: Series) -> Lines:
+    return (
+        (
+            series.rates("Prompt tokens, computed and cached", PROMPT_TOKENS, by="source", is_stacked=True),
+            series.rates("Output tokens", GENERATED_TOKENS),
+        ),
+        (
+            series.levels("Sequences", RUNNING_SEQUENCES, WAITING_SEQUENCES, is_stacked=True),
+            shares("KV blocks in use", KV_BLOCKS.meaning, _held(series, "replica")),
+            shares("Prompt tokens found in the cache", PREFIX_HIT_TOKENS.meaning, _hits(series)),
+        ),
+    )
+
+
 def overview() -> Dashboard:
     """How the cluster does, at a glance."""
     series = _of_replicas
-    consistent = f"min({series.select(KV_CONSISTENT)})"
     return Dashboard(
         key="overview",
         title="Bakehouse / Overview",
         description="Requests, latencies, tokens and load of a cluster.",
         variables=_REPLICAS,
         rows={
-            "Now": (
-                (
-                    _stat(
-                        "Replicas that serve",
-                        REPLICA_SERVES.meaning,
-                        "short",
-                        series.level(REPLICA_SERVES),
-                        good_from=1,
-                    ),
-                    _stat("KV consistent", KV_CONSISTENT.meaning, "short", consistent, good_from=1),
-                    _stat("Ended requests now", REQUESTS.meaning, "reqps", series.rate(REQUESTS)),
-                    _stat(
-                        "Output tokens now",
-                        GENERATED_TOKENS.meaning,
-                        "suffix: tokens/s",
-                        series.rate(GENERATED_TOKENS),
-                    ),
-                ),
-            ),
-            "Requests": (
-                (
-                    series.rates("Ended requests by outcome", REQUESTS, by="outcome", is_stacked=True),
-                    series.rates("Rejections by reason", REJECTIONS, by="reason", is_stacked=True),
-                ),
-                (
-                    series.quantiles("Time to the first token", TIME_TO_FIRST_TOKEN),
-                    series.quantiles("Time between tokens", INTER_TOKEN),
-                    series.quantiles("Time to the end", REQUEST_DURATION),
-                ),
-            ),
-            "Load": (
-                (
-                    series.rates(
-                        "Prompt tokens, computed and cached", PROMPT_TOKENS, by="source", is_stacked=True
-                    ),
-                    series.rates("Output tokens", GENERATED_TOKENS),
-                ),
-                (
-                    series.levels("Sequences", RUNNING_SEQUENCES, WAITING_SEQUENCES, is_stacked=True),
-                    shares("KV blocks in use", KV_BLOCKS.meaning, _held(series, "replica")),
-                    shares("Prompt tokens found in the cache", PREFIX_HIT_TOKENS.meaning, _hits(series)),
-                ),
-            ),
+            "Now": _now(series),
+            "Requests": _requests(series),
+            "Load": _load(series),
         },
+    )
+
+
+def _queue(series: Series) -> Lines:
+    return (
+        (
+            series.levels("Running sequences", RUNNING_SEQUENCES, by="replica", is_stacked=True),
+            series.levels("Waiting sequences", WAITING_SEQUENCES, by="replica", is_stacked=True),
+            series.levels("Prompt tokens to compute", WAITING_PROMPT_TOKENS, by="replica", is_stacked=True),
+        ),
+        (
+            series.quantiles("Time in the queue", QUEUE_TIME),
+            series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
+        ),
+    )
+
+
+def _steps(series: Series) -> Lines:
+    return (
+        (
+            series.means("Time of a step by part, mean", STEP_SECONDS, by="phase", is_stacked=True),
+            series.quantiles("Time of a step by part", STEP_SECONDS, by="phase"),
+        ),
+        (
+            Panel(
+                title="Steps",
+                description="Steps per second of each replica. None, while sequences run: it stalls.",
+                unit="suffix: steps/s",
+                curves=(
+                    Curve(
+                        expression=series.rate(STEP_SECONDS, "replica", part=2, where='phase="execute"'),
+                        legend="{{replica}}",
+                    ),
+                ),
+            ),
+            shares(
+                "Time in execution",
+                f"Share of the time that the engine's thread spends in `execute`. {STEP_SECONDS.meaning}",
+                Curve(
+                    expression=series.rate(STEP_SECONDS, "replica", part=1, where='phase="execute"'),
+                    legend="{{replica}}",
+                ),
+            ),
+        ),
     )
 
 
 def scheduler() -> Dashboard:
     """What the engines do with their steps."""
     series = _of_replicas
-    phase_rate = series.rate(STEP_SECONDS, "replica", part=1, where='phase="execute"')
     return Dashboard(
         key="scheduler",
         title="Bakehouse / Scheduler",
         description="Queues, batches and steps of replicas.",
         variables=_REPLICAS,
         rows={
-            "Queue": (
-                (
-                    series.levels("Running sequences", RUNNING_SEQUENCES, by="replica", is_stacked=True),
-                    series.levels("Waiting sequences", WAITING_SEQUENCES, by="replica", is_stacked=True),
-                    series.levels(
-                        "Prompt tokens to compute", WAITING_PROMPT_TOKENS, by="replica", is_stacked=True
-                    ),
-                ),
-                (
-                    series.quantiles("Time in the queue", QUEUE_TIME),
-                    series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
-                ),
-            ),
+            "Queue": _queue(series),
             "Batch": (
                 (
                     series.means("Batch fill, mean of steps", BATCH_FILL, by="replica"),
@@ -138,31 +185,28 @@ def scheduler() -> Dashboard:
                     series.quantiles("Tokens a step", STEP_TOKENS),
                 ),
             ),
-            "Steps": (
-                (
-                    series.means("Time of a step by part, mean", STEP_SECONDS, by="phase", is_stacked=True),
-                    series.quantiles("Time of a step by part", STEP_SECONDS, by="phase"),
-                ),
-                (
-                    Panel(
-                        title="Steps",
-                        description="Steps per second of each replica. None, while sequences run: it stalls.",
-                        unit="suffix: steps/s",
-                        curves=(
-                            Curve(
-                                expression=series.rate(STEP_SECONDS, "replica", part=2, where='phase="execute"'),
-                                legend="{{replica}}",
-                            ),
-                        ),
-                    ),
-                    shares(
-                        "Time in execution",
-                        f"Share of the time that the engine's thread spends in `execute`. {STEP_SECONDS.meaning}",
-                        Curve(expression=phase_rate, legend="{{replica}}"),
-                    ),
-                ),
-            ),
+            "Steps": _steps(series),
         },
+    )
+
+
+def _blocks(series: Series) -> Lines:
+    return (
+        (
+            series.levels("Blocks by state", KV_BLOCKS, by="state", is_stacked=True),
+            shares("Blocks in use", KV_BLOCKS.meaning, _held(series, "replica")),
+            Panel(
+                title="Consistent",
+                description=KV_CONSISTENT.meaning,
+                unit="short",
+                curves=(Curve(expression=series.level(KV_CONSISTENT, "replica"), legend="{{replica}}"),),
+                maximum=1,
+            ),
+        ),
+        (
+            series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
+            series.rates("Copied blocks", COPIED_BLOCKS, by="replica", is_stacked=True),
+        ),
     )
 
 
@@ -175,23 +219,7 @@ def kv_cache() -> Dashboard:
         description="KV blocks and cached prefixes of replicas.",
         variables=_REPLICAS,
         rows={
-            "Blocks": (
-                (
-                    series.levels("Blocks by state", KV_BLOCKS, by="state", is_stacked=True),
-                    shares("Blocks in use", KV_BLOCKS.meaning, _held(series, "replica")),
-                    Panel(
-                        title="Consistent",
-                        description=KV_CONSISTENT.meaning,
-                        unit="short",
-                        curves=(Curve(expression=series.level(KV_CONSISTENT, "replica"), legend="{{replica}}"),),
-                        maximum=1,
-                    ),
-                ),
-                (
-                    series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
-                    series.rates("Copied blocks", COPIED_BLOCKS, by="replica", is_stacked=True),
-                ),
-            ),
+            "Blocks": _blocks(series),
             "Prefixes": (
                 (
                     shares(
@@ -202,6 +230,20 @@ def kv_cache() -> Dashboard:
                 ),
             ),
         },
+    )
+
+
+def _answers(series: Series) -> Lines:
+    return (
+        (
+            series.rates("Ended requests by kind", REQUESTS, by="kind", is_stacked=True),
+            series.rates("Ended requests by gateway", REQUESTS, by="replica", is_stacked=True),
+            series.rates("Output tokens by gateway", GENERATED_TOKENS, by="replica", is_stacked=True),
+        ),
+        (
+            series.quantiles("Time to the first token by kind", TIME_TO_FIRST_TOKEN, by="kind"),
+            series.quantiles("Time to the end by kind", REQUEST_DURATION, by="kind"),
+        ),
     )
 
 
@@ -230,17 +272,7 @@ def router() -> Dashboard:
                     series.rates("Rejections by reason", REJECTIONS, by="reason", is_stacked=True),
                 ),
             ),
-            "Answers": (
-                (
-                    series.rates("Ended requests by kind", REQUESTS, by="kind", is_stacked=True),
-                    series.rates("Ended requests by gateway", REQUESTS, by="replica", is_stacked=True),
-                    series.rates("Output tokens by gateway", GENERATED_TOKENS, by="replica", is_stacked=True),
-                ),
-                (
-                    series.quantiles("Time to the first token by kind", TIME_TO_FIRST_TOKEN, by="kind"),
-                    series.quantiles("Time to the end by kind", REQUEST_DURATION, by="kind"),
-                ),
-            ),
+            "Answers": _answers(series),
         },
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# The oldest Grafana that reads it is 10.
+# Grafana 10's; later ones bring what they read up to their own.
 SCHEMA_VERSION = 39
 WIDTH = 24
 HEIGHTS = {"timeseries": 8, "stat": 4}
