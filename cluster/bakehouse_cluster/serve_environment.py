@@ -71,6 +71,7 @@ def cluster_environment(*, drain_s: float = 30.0, haproxy: bool = True) -> dict[
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,  # Serve's headers are not for clients to set
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MIN_GRPC_BYTES),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a cold image takes longer to import torch
+        "RAY_worker_niceness": "0",  # else 15: gateways and replicas would yield to whatever else runs on the node
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         # A node that is told to go lets its streams end; 30 by default, whatever `server.drain_s` is.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
@@ -88,6 +89,7 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_grpc_bytes),  # else 2 GiB
         "RAY_worker_register_timeout_seconds": "300",  # else 60: a busy machine takes longer to start a process
+        "RAY_worker_niceness": "0",  # else 15: beside one other busy program a start took five minutes
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # else 5, after which a proxy that starts is started again
         **UNHURRIED,
         "RAY_SERVE_LOG_TO_STDERR": "0",

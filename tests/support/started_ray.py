@@ -90,7 +90,6 @@ def started(log: Path, *, labels: str = "") -> Iterator[StartedRay]:
         **cluster_environment(drain_s=1),
         **haproxy_places(folder / "haproxy"),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
-        "RAY_worker_niceness": "0",  # else 15: beside anything else that works here, a start takes minutes
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
     }
