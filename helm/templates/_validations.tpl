@@ -9,6 +9,7 @@ to change. `rayservice.yaml` calls it before anything else.
 {{- include "bakehouse.validateScaling" . -}}
 {{- include "bakehouse.validateSecrets" . -}}
 {{- include "bakehouse.validateCache" . -}}
+{{- include "bakehouse.validateTracing" . -}}
 {{- include "bakehouse.validateDrain" . -}}
 {{- include "bakehouse.validateUpgrade" . -}}
 {{- include "bakehouse.validateRoutes" . -}}
@@ -197,6 +198,14 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- fail (printf "cache.prefetch: config.model.source %q is no hub id (owner/name)" $source) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "bakehouse.validateTracing" -}}
+{{- $config := .Values.config -}}
+{{- $tracing := $config.tracing | default dict -}}
+{{- if and $tracing.endpoint (ne ($tracing.exporter | default "files") "otlp") -}}
+{{- fail (printf "config.tracing.endpoint: %q, but config.tracing.exporter is %s; only otlp sends anything" $tracing.endpoint ($tracing.exporter | default "files")) -}}
 {{- end -}}
 {{- end }}
 
