@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import chart_files
 import pytest
 import yaml
-from charts import CHART, Helm, cluster, values
+from charts import CHART, Helm, cluster, values, values_path
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 POOLS = '[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]'
@@ -146,3 +146,24 @@ def test_the_app_is_this_one() -> None:
     meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert meta["appVersion"] == version("bakehouse")
     assert meta["annotations"]["bakehouse/ray"] == version("ray")
+
+
+def test_a_value_that_is_taken_away_is_refused_by_its_path_or_is_as_if_empty(helm: Helm) -> None:
+    """A key whose values are all commented out is null, which helm takes for the wish to have no default."""
+    for path in nulled(DEFAULTS):
+        done = helm.run("template", "demo", str(CHART), "-f", values_path("full"), "--set-json", f"{path}=null")
+        refused = "the schema(s)" in done.stderr or "execution error" in done.stderr
+        assert refused or done.returncode == 0, (path, done.stderr)
+
+
+def nulled(tree: dict[str, object], above: str = "") -> Iterator[str]:
+    """The path of each value."""
+    for key, value in tree.items():
+        yield above + key
+        if isinstance(value, dict):
+            yield from nulled(value, f"{above}{key}.")
+
+
+def test_who_may_reach_rays_own_ports_cannot_be_left_out(helm: Helm) -> None:
+    """No namespace in a policy's `from` is every namespace."""
+    assert "operatorNamespaces" in helm.refusal("minimal-cpu", "networkPolicy.operatorNamespaces=null")
