@@ -193,7 +193,7 @@ class TracingSection(Section):
     enabled: Flag = False
     sampling_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number] = 1.0
     exporter: Literal["files", "otlp"] = "files"
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@]+(/.*)?$")] | None = None
 
     @model_validator(mode="after")
     def _check_endpoint(self) -> Self:

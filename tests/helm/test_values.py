@@ -9,7 +9,7 @@ from pathlib import Path
 import chart_files
 import pytest
 import yaml
-from charts import CHART, Helm, cluster, values, values_path
+from charts import CHART, Helm, cluster, parse, values, values_path
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 POOLS = '[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]'
@@ -167,3 +167,43 @@ def nulled(tree: dict[str, object], above: str = "") -> Iterator[str]:
 def test_who_may_reach_rays_own_ports_cannot_be_left_out(helm: Helm) -> None:
     """No namespace in a policy's `from` is every namespace."""
     assert "operatorNamespaces" in helm.refusal("minimal-cpu", "networkPolicy.operatorNamespaces=null")
+
+
+def test_texts_stay_texts_whatever_they_look_like(helm: Helm) -> None:
+    """To YAML `on` is a truth value, `123` a number, and `*` the beginning of an alias."""
+    texts = {
+        "nameOverride": "null",
+        "image.pullSecrets[0]": "123",
+        "upgrade.gatewayClassName": "on",
+        "auth.keysSecret.name": "1e6",
+        "auth.hfTokenSecret.name": "true",
+        "auth.rayToken.secretName": "0x1",
+        "gcsFaultTolerance.passwordSecret.name": "y",
+        "serviceAccount.name": "off",
+        "cache.existingClaim": "010",
+        "ingress.className": "yes",
+        "ingress.host": "*.example.org",
+        "ingress.tlsSecret": "~",
+        "ingress.paths[0]": "/a: b #c",
+        "networkPolicy.operatorNamespaces[0]": "456",
+        "networkPolicy.monitoringNamespaces[0]": "no",
+        "pools[2].runtimeClassName": "1.5",
+        "gatewayApi.paths[0]": "/{x}",
+    }
+    changes = [part for path, text in texts.items() for part in ("--set-string", f"{path}={text}")]
+    done = helm.run("template", "123", str(CHART), "-f", values_path("full"), *changes)
+    assert done.returncode == 0, done.stderr
+    found = set(leaves(parse(done.stdout)))
+    assert set(texts.values()) - {"on"} <= found  # no Gateway is made here
+    assert None not in found
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in parse(done.stdout)} == {"123"}
+
+
+def leaves(tree: object) -> Iterator[object]:
+    """Every value that is neither mapping nor list."""
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    if parts is None:
+        yield tree
+    else:
+        for part in parts:
+            yield from leaves(part)
