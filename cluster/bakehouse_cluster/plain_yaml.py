@@ -5,7 +5,6 @@ there twice it takes the last one in silence.
 """
 
 import re
-from typing import ClassVar
 
 import yaml
 
@@ -19,10 +18,7 @@ _OWN = (_INT_TAG, _FLOAT_TAG, "tag:yaml.org,2002:timestamp")
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OWN]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """Strict, and with numbers as Kubernetes has them."""
 
     def compose_mapping_node(self, anchor: dict[object, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -40,6 +36,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_yaml_int(node)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OWN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(_INT_TAG, _INT, _FIRST)
 _Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _FIRST)
 _Loader.add_constructor(_INT_TAG, _Loader.construct_yaml_int)

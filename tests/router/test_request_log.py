@@ -103,8 +103,9 @@ async def test_a_refused_request_leaves_one_line_that_names_the_field_and_quotes
 
 @pytest.mark.parametrize("key", ["my secret question", "geheim\u202e", "x" * 300, "a\nb"])
 async def test_a_refused_key_that_is_no_field_s_name_is_not_shown(text: ModelText, lines: Lines, key: str) -> None:
+    changes: dict[str, Any] = {key: 1}
     async with served(text, ScriptedDispatcher(["ab"]), in_json()) as url:
-        assert (await post(url, COMPLETIONS, **{key: 1})).status_code == 400
+        assert (await post(url, COMPLETIONS, **changes)).status_code == 400
     line = lines.only()
     assert line["outcome"] == "invalid_request"
     assert "param" not in line
