@@ -9,7 +9,6 @@ from math import floor
 from pathlib import Path
 from typing import Self, TypeGuard, get_args
 
-import yaml
 from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.types import ModelSource
 from bakehouse_replica.settings import ReplicaSettings
@@ -17,6 +16,7 @@ from bakehouse_replica.source import name_of
 from bakehouse_router.settings import GatewaySettings
 from pydantic import BaseModel, ValidationError, model_validator
 
+from bakehouse_cluster import plain_yaml
 from bakehouse_cluster.config_sections import (
     GatewaySection,
     MetricsSection,
@@ -25,10 +25,13 @@ from bakehouse_cluster.config_sections import (
     Section,
     ServerSection,
     TracingSection,
+    shown,
 )
 
 # A replica with less of a CPU than this would not answer Serve's health checks in time.
 MIN_CPUS = 0.05
+# Wrong keys that one error names.
+MAX_PROBLEMS = 10
 
 
 class Config(Section):
@@ -176,7 +179,9 @@ def parse_config(tree: object) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("; ".join(_describe(dict(problem)) for problem in error.errors())) from error
+        problems = [_describe(dict(problem)) for problem in error.errors()[:MAX_PROBLEMS]]
+        n_more = error.error_count() - len(problems)
+        raise ConfigError("; ".join([*problems, *([f"and {n_more} more"] if n_more else [])])) from error
 
 
 def _describe(problem: Mapping[str, object]) -> str:
@@ -191,7 +196,7 @@ def _describe(problem: Mapping[str, object]) -> str:
         return f"{dotted}: {message}" if dotted else message
     if str(problem["type"]).startswith("byte_size"):
         message = "a size is expected, such as 512MiB or 2GB"
-    return f"{dotted or 'configuration'}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
+    return f"{dotted or 'configuration'}: {message[:1].lower()}{message[1:]}, not {shown(problem['input'])}"
 
 
 def _model_at(location: Sequence[object]) -> type[BaseModel]:
@@ -210,11 +215,11 @@ def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
 def read_tree(path: Path) -> dict[str, object]:
     """The plain values of the YAML file at `path`; raises `ConfigError` where it is no mapping of sections."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = plain_yaml.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # of the encoding, too
+        raise ConfigError(f"--config {path}: not YAML: {error}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):

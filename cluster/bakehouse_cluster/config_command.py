@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
+from bakehouse_cluster import plain_yaml
 from bakehouse_cluster.config import read_tree
 from bakehouse_cluster.serve_config import Target, serve_config
 
@@ -19,7 +19,7 @@ WhereTo = Annotated[Target, typer.Option(help="Where it is deployed.")]
 def render(config: ConfigFile = None, target: WhereTo = "kubernetes") -> None:
     """Print the document for `serve deploy`, which is also a RayService's serveConfigV2."""
     document = serve_config({} if config is None else read_tree(config), target)
-    typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+    typer.echo(plain_yaml.dump(document), nl=False)
 
 
 @app.command()

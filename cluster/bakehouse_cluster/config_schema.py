@@ -16,10 +16,10 @@ _KEPT = frozenset(
     }
 )  # fmt: skip
 # Where a type of its own has bounds, pydantic writes them by its own names. They say nothing of texts in either.
-_RENAMED = {"gt": "exclusiveMinimum", "ge": "minimum"}
+_RENAMED = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum"}
 # pydantic's pattern takes any word for a unit and refuses it afterwards: Kubernetes' own `512Mi`, for one.
 _BYTE_SIZE = r"^\s*(\d*\.?\d+)\s*(\w+)?"
-_SIZE = r"^\d*\.?\d+ ?(([kKmMgGtTpPeE][iI]?)?[bB])?$"
+_SIZE = r"^(\d*[1-9]\d*(\.\d+)?|\d*\.\d*[1-9]\d*) ?(([kKmMgGtTpPeE][iI]?)?[bB])?$"
 
 
 def config_schema() -> dict[str, object]:

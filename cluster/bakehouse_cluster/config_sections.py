@@ -1,6 +1,7 @@
 """The sections of the configuration file: which keys there are, what they may hold, what they are by default."""
 
 from pathlib import Path
+from reprlib import Repr
 from typing import Annotated, Literal, Self
 
 from bakehouse_router.settings import LogForm, ToolFormatName
@@ -8,11 +9,46 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, mo
 
 from bakehouse_cluster.serve_environment import Ingress
 
-Size = Annotated[ByteSize, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Delay = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Up to here a number is exact wherever the configuration is read: Helm has no other than floats of 64 bits.
+MAX_NUMBER = 2**53 - 1
+MAX_SECONDS = 10**9
+
+
+# What an error shows of a wrong value: aliases make gigabytes of a few lines of YAML.
+_SHOWING = Repr()
+_SHOWING.maxstring = _SHOWING.maxother = 200
+_SHOWING.maxlong = 80
+_SHOWING.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value in an error: in one line, which is never long."""
+    return _SHOWING.repr(value)
+
+
+def _number(value: object) -> object:
+    """No text and no truth value is a number here, although pydantic would make one of it: Helm would not."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"a number is expected, not {shown(value)}")
+    return value
+
+
+def _size(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"a size is expected, such as 512MiB or 2GB, not {value!r}")
+    return value
+
+
+Number = BeforeValidator(_number)
+Size = Annotated[ByteSize, Field(gt=0, le=MAX_NUMBER), BeforeValidator(_size)]
+# Ray takes no less.
+StoreSize = Annotated[ByteSize, Field(ge=80_000_000, le=MAX_NUMBER), BeforeValidator(_size)]
+Count = Annotated[int, Field(ge=1, le=MAX_NUMBER), Number]
+Delay = Annotated[int, Field(ge=0, le=MAX_SECONDS), Number]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), Number]
+Cpus = Annotated[float, Field(gt=0, le=MAX_NUMBER, allow_inf_nan=False), Number]
+Port = Annotated[int, Field(ge=1, le=65535), Number]
+Flag = Annotated[bool, Field(strict=True)]
 # A Ray node label's value, and so one of Kubernetes.
 PoolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
 
@@ -41,7 +77,9 @@ class ModelSection(Section):
     served_name: str | None = None
     chat_template: str | None = None
     tool_format: ToolFormatName = "auto"
-    max_model_len: Annotated[int, Field(ge=2)] | None = None  # a token of prompt and one of output
+    max_model_len: Annotated[int, Field(ge=2, le=MAX_NUMBER), Number] | None = (
+        None  # a token of prompt and one of output
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantize: Literal["none", "int8"] = "none"
     kv_dtype: Literal["auto", "float32", "float16"] = "auto"
@@ -94,7 +132,7 @@ class ReplicaSection(Section):
     rank_placement: Literal["strict_pack", "pack"] = "strict_pack"
     rank_timeout_s: Seconds = 60.0
     executor: Literal["model", "fake"] = "model"
-    fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    fake_step_ms: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False), Number] = 0.0
     overlap: Annotated[
         Literal["auto", "on", "off"],
         BeforeValidator(_switch, json_schema_input_type=Literal["auto", "on", "off"] | bool),
@@ -125,21 +163,23 @@ class GatewaySection(Section):
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 1_000_000
     keys: Path | None = None
-    open_metrics: bool = False
+    open_metrics: Flag = False
     cors_origins: tuple[str, ...] = ()
-    ignore_unknown_fields: bool = False
+    ignore_unknown_fields: Flag = False
     keep_alive_s: Seconds = 5.0
-    request_log: Annotated[LogForm, BeforeValidator(_switch, json_schema_input_type=LogForm | bool)] = "text"
-    log_prompts: bool = False
+    request_log: Annotated[LogForm, BeforeValidator(_switch, json_schema_input_type=LogForm | Literal[False])] = (
+        "text"
+    )
+    log_prompts: Flag = False
     cpus: Cpus = 0.1
-    one_loop: bool = True
+    one_loop: Flag = True
     pools: tuple[PoolName, ...] = ()
 
 
 class MetricsSection(Section):
     """What is counted for whom. `vllm_names`: also as vLLM names it, so that Ray's "Serve LLM" dashboard fills."""
 
-    vllm_names: bool = False
+    vllm_names: Flag = False
 
 
 class TracingSection(Section):
@@ -150,10 +190,10 @@ class TracingSection(Section):
     to OpenTelemetry's own variables, and by default to `http://localhost:4317`.
     """
 
-    enabled: bool = False
-    sampling_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    enabled: Flag = False
+    sampling_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number] = 1.0
     exporter: Literal["files", "otlp"] = "files"
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@]+(/.*)?$")] | None = None
 
     @model_validator(mode="after")
     def _check_endpoint(self) -> Self:
@@ -173,11 +213,11 @@ class ServerSection(Section):
     """
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    port: Port = 8000
+    grpc_port: Port | None = None
     ingress: Ingress = "direct"
-    allow_unauthenticated: bool = False
+    allow_unauthenticated: Flag = False
     replicas: Count = 1
     gateways: Count = 1
     drain_s: Seconds = 30.0
-    object_store: Annotated[ByteSize, Field(ge=80_000_000)] = ByteSize(128 * 1024 * 1024)  # Ray takes no less
+    object_store: StoreSize = ByteSize(128 * 1024 * 1024)

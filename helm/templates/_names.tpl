@@ -14,7 +14,7 @@ Labels of pods. What they hold must never change with the chart's version: in ra
 builds a second cluster. `app.kubernetes.io/name` is left to the operator, which selects by it.
 */}}
 {{- define "bakehouse.podLabels" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ quote .Release.Name }}
 app.kubernetes.io/part-of: bakehouse
 {{- end }}
 

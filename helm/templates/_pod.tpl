@@ -8,7 +8,7 @@ metadata:
   labels:
     {{- include "bakehouse.podLabels" $ | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "bakehouse.serviceAccount" $ }}
+  serviceAccountName: {{ include "bakehouse.serviceAccount" $ | quote }}
   # Only the head's autoscaler talks to Kubernetes; a worker with this token could delete pods.
   automountServiceAccountToken: {{ and .isHead $.Values.autoscaler.enabled }}
   terminationGracePeriodSeconds: {{ include "bakehouse.graceSeconds" $ }}
@@ -17,11 +17,11 @@ spec:
   {{- with $.Values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ quote . }}
     {{- end }}
   {{- end }}
   {{- with .group.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ quote . }}
   {{- end }}
   {{- with .group.nodeSelector }}
   nodeSelector:
@@ -37,7 +37,7 @@ spec:
   {{- end }}
   containers:
     - name: ray
-      image: {{ include "bakehouse.image" $ }}
+      image: {{ include "bakehouse.image" $ | quote }}
       imagePullPolicy: {{ $.Values.image.pullPolicy }}
       ports:
         {{- include "bakehouse.ports" . | nindent 8 }}
@@ -76,7 +76,7 @@ capabilities: {drop: [ALL]}
 {{- if .tolerations -}}
 {{ toYaml .tolerations }}
 {{- else if .gpus -}}
-- {key: {{ .gpuResource | default "nvidia.com/gpu" }}, operator: Exists, effect: NoSchedule}
+- {key: {{ .gpuResource | default "nvidia.com/gpu" | quote }}, operator: Exists, effect: NoSchedule}
 {{- end -}}
 {{- end }}
 
@@ -163,7 +163,7 @@ capabilities: {drop: [ALL]}
 {{- if include "bakehouse.hasKeys" . }}
 {{- with $.Values.auth.keysSecret }}
 - name: keys
-  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: {{ .key }}}]}
+  secret: {secretName: {{ quote .name }}, defaultMode: 0440, items: [{key: {{ quote .key }}, path: {{ quote .key }}}]}
 {{- end }}
 {{- end }}
 {{- include "bakehouse.hfTokenVolume" $ }}
@@ -177,7 +177,7 @@ capabilities: {drop: [ALL]}
 {{- else if eq .Values.cache.type "hostPath" }}
   hostPath: {path: {{ .Values.cache.hostPath | quote }}, type: Directory} # made by hand, writable for user 1000
 {{- else }}
-  persistentVolumeClaim: {claimName: {{ include "bakehouse.cacheClaim" . }}}
+  persistentVolumeClaim: {claimName: {{ include "bakehouse.cacheClaim" . | quote }}}
 {{- end }}
 {{- end }}
 
@@ -185,7 +185,7 @@ capabilities: {drop: [ALL]}
 {{- with .Values.auth.hfTokenSecret }}
 {{- if .name }}
 - name: hf-token
-  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: token}]}
+  secret: {secretName: {{ quote .name }}, defaultMode: 0440, items: [{key: {{ quote .key }}, path: token}]}
 {{- end }}
 {{- end }}
 {{- end }}

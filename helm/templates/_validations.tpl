@@ -9,6 +9,7 @@ to change. `rayservice.yaml` calls it before anything else.
 {{- include "bakehouse.validateScaling" . -}}
 {{- include "bakehouse.validateSecrets" . -}}
 {{- include "bakehouse.validateCache" . -}}
+{{- include "bakehouse.validateTracing" . -}}
 {{- include "bakehouse.validateDrain" . -}}
 {{- include "bakehouse.validateUpgrade" . -}}
 {{- include "bakehouse.validateRoutes" . -}}
@@ -150,11 +151,16 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- end -}}
 {{- range $i, $group := prepend .Values.pools .Values.head -}}
 {{- $path := ternary "head" (printf "pools[%d]" (sub $i 1)) (eq $i 0) -}}
+{{- $named := dict -}}
 {{- range .env -}}
+{{- if hasKey $named .name -}}
+{{- fail (printf "%s.env: %s is there twice" $path .name) -}}
+{{- end -}}
+{{- $_ := set $named .name true -}}
 {{- if hasKey $taken .name -}}
 {{- fail (printf "%s.env: the chart sets %s itself" $path .name) -}}
 {{- end -}}
-{{- if and .value (regexMatch "(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEYS?)$" (upper .name)) -}}
+{{- if and .value (regexMatch "(^|_)(TOKENS?|PASSWORD|PASSWD|SECRETS?|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_?KEYS?)$" (upper .name)) -}}
 {{- fail (printf "%s.env: %s is a secret in clear text; use valueFrom.secretKeyRef (or auth.hfTokenSecret)" $path .name) -}}
 {{- end -}}
 {{- end -}}
@@ -197,6 +203,14 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- fail (printf "cache.prefetch: config.model.source %q is no hub id (owner/name)" $source) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "bakehouse.validateTracing" -}}
+{{- $config := .Values.config -}}
+{{- $tracing := $config.tracing | default dict -}}
+{{- if and $tracing.endpoint (ne ($tracing.exporter | default "files") "otlp") -}}
+{{- fail (printf "config.tracing.endpoint: %q, but config.tracing.exporter is %s; only otlp sends anything" $tracing.endpoint ($tracing.exporter | default "files")) -}}
 {{- end -}}
 {{- end }}
 

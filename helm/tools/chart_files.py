@@ -10,7 +10,9 @@ README.md's table: the lines `# --` in values.yaml, each of which tells of the k
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from bakehouse_cluster.config_schema import config_schema
@@ -26,6 +28,7 @@ ENVIRONMENT = CHART / "files" / "environment.yaml"
 RULES = CHART / "files" / "rules.yaml"
 DASHBOARDS = CHART / "files" / "dashboards"
 _BEGIN, _END = "<!-- values: made by tools/chart_files.py -->\n", "<!-- end of values -->"
+EMPTY: tuple[object, ...] = (None, "", [], {})
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z]+):")
 
 
@@ -33,7 +36,18 @@ def values_schema() -> str:
     """values.schema.json, whose `config` is what the configuration file may hold."""
     schema = yaml.safe_load((CHART / "tools" / "values.schema.yaml").read_text())
     schema["properties"]["config"] = config_schema()
+    _require_defaults(schema, yaml.safe_load((CHART / "values.yaml").read_text()))
     return json.dumps(schema, indent=1) + "\n"
+
+
+def _require_defaults(schema: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """What has a default that is not empty must not be taken away: helm takes a null for that."""
+    if schema.get("additionalProperties") is not False:
+        return
+    schema["required"] = [key for key, value in defaults.items() if key == "config" or value not in EMPTY]
+    for key, default in defaults.items():
+        if isinstance(default, dict) and key != "config":
+            _require_defaults(schema["properties"][key], default)
 
 
 def environment() -> str:

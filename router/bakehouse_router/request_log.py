@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Ids and names from clients may be longer; prompts are, as a rule.
 MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 16 * 1024
+MAX_FIELD_CHARS = 80
+_FIELD_PATH = re.compile(r"[A-Za-z0-9_.\[\]-]+")
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_.,:/@+\[\]-]+")
 
 Value = str | int | float | list[str] | None
@@ -57,7 +59,7 @@ class RequestLog:
             "model": None if call is None else _cut(call.model),
             "outcome": report.outcome,
             "finish": [str(finish) for finish in report.finishes],
-            "param": None if problem is None or problem.param is None else _cut(problem.param),
+            "param": None if problem is None else _field_name(problem.param),
             # The messages of other errors say what was wrong in the request, and may quote it.
             "error": problem.message if problem is not None and (report.failed_here or self.has_prompts) else None,
             "prompt_tokens": None if usage is None else usage.prompt_tokens,
@@ -100,6 +102,12 @@ def _word(value: Value) -> str:
         if not _NEEDS_NO_QUOTES.fullmatch(text):
             return json.dumps(value)
     return text if _NEEDS_NO_QUOTES.fullmatch(text) else json.dumps(text)
+
+
+def _field_name(param: str | None) -> str | None:
+    """A client's own key may be what it wanted to ask: only what could be a field's path is shown."""
+    is_path = param is not None and len(param) <= MAX_FIELD_CHARS and _FIELD_PATH.fullmatch(param)
+    return param if is_path else None
 
 
 def _cut(text: str, n_chars: int = MAX_NAME_CHARS) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import chart_files
 import pytest
 import yaml
 from bakehouse_cluster.monitoring.rules import rules
-from charts import CHART, Helm, cluster, values
+from charts import CHART, Helm, cluster, parse, values, values_path
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 POOLS = '[{"name": "a", "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": 2, "memory": 1}}}]'
@@ -148,3 +148,64 @@ def test_the_app_is_this_one() -> None:
     meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert meta["appVersion"] == version("bakehouse")
     assert meta["annotations"]["bakehouse/ray"] == version("ray")
+
+
+def test_a_value_that_is_taken_away_is_refused_by_its_path_or_is_as_if_empty(helm: Helm) -> None:
+    """A key whose values are all commented out is null, which helm takes for the wish to have no default."""
+    for path in nulled(DEFAULTS):
+        done = helm.run("template", "demo", str(CHART), "-f", values_path("full"), "--set-json", f"{path}=null")
+        refused = "the schema(s)" in done.stderr or "execution error" in done.stderr
+        assert refused or done.returncode == 0, (path, done.stderr)
+
+
+def nulled(tree: dict[str, object], above: str = "") -> Iterator[str]:
+    """The path of each value."""
+    for key, value in tree.items():
+        yield above + key
+        if isinstance(value, dict):
+            yield from nulled(value, f"{above}{key}.")
+
+
+def test_who_may_reach_rays_own_ports_cannot_be_left_out(helm: Helm) -> None:
+    """No namespace in a policy's `from` is every namespace."""
+    assert "operatorNamespaces" in helm.refusal("minimal-cpu", "networkPolicy.operatorNamespaces=null")
+
+
+def test_texts_stay_texts_whatever_they_look_like(helm: Helm) -> None:
+    """To YAML `on` is a truth value, `123` a number, and `*` the beginning of an alias."""
+    texts = {
+        "nameOverride": "null",
+        "image.pullSecrets[0]": "123",
+        "upgrade.gatewayClassName": "on",
+        "auth.keysSecret.name": "1e6",
+        "auth.hfTokenSecret.name": "true",
+        "auth.rayToken.secretName": "0x1",
+        "gcsFaultTolerance.passwordSecret.name": "y",
+        "serviceAccount.name": "off",
+        "cache.existingClaim": "010",
+        "ingress.className": "yes",
+        "ingress.host": "*.example.org",
+        "ingress.tlsSecret": "~",
+        "ingress.paths[0]": "/a: b #c",
+        "networkPolicy.operatorNamespaces[0]": "456",
+        "networkPolicy.monitoringNamespaces[0]": "no",
+        "pools[2].runtimeClassName": "1.5",
+        "gatewayApi.paths[0]": "/{x}",
+    }
+    changes = [part for path, text in texts.items() for part in ("--set-string", f"{path}={text}")]
+    done = helm.run("template", "123", str(CHART), "-f", values_path("full"), *changes)
+    assert done.returncode == 0, done.stderr
+    found = set(leaves(parse(done.stdout)))
+    assert set(texts.values()) - {"on"} <= found  # no Gateway is made here
+    assert None not in found
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in parse(done.stdout)} == {"123"}
+
+
+def leaves(tree: object) -> Iterator[object]:
+    """Every value that is neither mapping nor list."""
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    if parts is None:
+        yield tree
+    else:
+        for part in parts:
+            yield from leaves(part)

@@ -101,6 +101,16 @@ async def test_a_refused_request_leaves_one_line_that_names_the_field_and_quotes
     assert "error" not in line
 
 
+@pytest.mark.parametrize("key", ["my secret question", "geheim\u202e", "x" * 300, "a\nb"])
+async def test_a_refused_key_that_is_no_field_s_name_is_not_shown(text: ModelText, lines: Lines, key: str) -> None:
+    changes: dict[str, Any] = {key: 1}
+    async with served(text, ScriptedDispatcher(["ab"]), in_json()) as url:
+        assert (await post(url, COMPLETIONS, **changes)).status_code == 400
+    line = lines.only()
+    assert line["outcome"] == "invalid_request"
+    assert "param" not in line
+
+
 async def test_what_is_no_json_leaves_a_line_too(text: ModelText, lines: Lines) -> None:
     async with served(text, ScriptedDispatcher(), in_json()) as url, httpx.AsyncClient(base_url=url) as http:
         await http.post(CHAT, content=b"{secret", headers={"content-type": "application/json"})
