@@ -24,7 +24,8 @@ Each metric can be read in two places:
 
 A counter is read as `NAME_total`, a histogram as `NAME_bucket`, `NAME_sum` and `NAME_count` (in Ray's agents these
 three have the type gauge; `rate` and `histogram_quantile` do not mind). Every series stands from the start, at 0.
-Labels have the values below and no others; tenants, models and users are no labels. The probe by which a gateway
+Labels have the values below and no others; tenants, models and users are no labels. Responses count as
+`chat`. The probe by which a gateway
 finds out that its model answers, once, counts at the replica like any request, and at the gateway not at all.
 """
 _VLLM = """
