@@ -32,7 +32,7 @@ class OutputToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A token that is not through; `end` counts bytes or characters, by the queue it stands in."""
+    """A token that is not through, although it is whole; `end` counts characters."""
 
     token: OutputToken
     end: int
@@ -42,35 +42,37 @@ class _TokenBorders:
     """Holds one choice's text back to its last token border, and knows which tokens stand before it.
 
     A token is through once its own bytes are whole characters and none of them is held back. What is released is
-    the text of exactly the tokens that are through by then. `first_offset` characters are shown before them all.
+    the text of exactly the tokens that are through by then; tokens that share a character come through together.
+    `first_offset` characters are shown before them all.
     """
 
     def __init__(self, first_offset: int = 0) -> None:
         self._first_offset = first_offset
-        self._n_bytes = 0
         self._n_decoded = 0
         self._n_released = 0
         self._text = ""  # let through, but its token is not
-        self._unfinished: deque[_Waiting] = deque()
+        self._unfinished: list[OutputToken] = []  # since the last border between characters
         self._finished: deque[_Waiting] = deque()
         self._through: list[OutputToken] = []
 
-    def add(self, token_id: int, logprob: TokenLogprob | None, n_bytes: int) -> None:
+    def add(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """The next token, before its bytes are decoded."""
-        self._n_bytes += n_bytes
-        token = OutputToken(token_id=token_id, text_offset=self._first_offset + self._n_decoded, logprob=logprob)
-        self._unfinished.append(_Waiting(token=token, end=self._n_bytes))
+        offset = self._first_offset + self._n_decoded
+        self._unfinished.append(OutputToken(token_id=token_id, text_offset=offset, logprob=logprob))
 
-    def advance(self, *, n_decoded: int, n_unfinished_bytes: int, text: str) -> str:
+    def part(self) -> None:
+        """The tokens so far end with a character that the next one breaks off: a replacement, once decoded."""
+        self._finish_all(self._n_decoded + 1)
+
+    def advance(self, *, n_decoded: int, is_whole: bool, text: str) -> str:
         """The text to release after a token that brought `n_decoded` characters.
 
-        `n_unfinished_bytes` of all bytes are no character yet; `text` has just been let through.
+        `is_whole`: it ends with a character; `text` has just been let through.
         """
         self._n_decoded += n_decoded
         self._text += text
-        n_whole_bytes = self._n_bytes - n_unfinished_bytes
-        while self._unfinished and self._unfinished[0].end <= n_whole_bytes:
-            self._finished.append(_Waiting(token=self._unfinished.popleft().token, end=self._n_decoded))
+        if is_whole:
+            self._finish_all(self._n_decoded)
         border, n_known = self._n_released, self._n_released + len(self._text)
         while self._finished and self._finished[0].end <= n_known:
             waiting = self._finished.popleft()
@@ -83,8 +85,7 @@ class _TokenBorders:
         self._text += text
         released = self._release(len(self._text))
         end = self._first_offset + self._n_released
-        for waiting in (*self._finished, *self._unfinished):
-            token = waiting.token
+        for token in (*(waiting.token for waiting in self._finished), *self._unfinished):
             self._through.append(replace(token, text_offset=min(token.text_offset, end)))
         self._finished.clear()
         self._unfinished.clear()
@@ -95,6 +96,10 @@ class _TokenBorders:
         taken = tuple(self._through)
         self._through.clear()
         return taken
+
+    def _finish_all(self, end: int) -> None:
+        self._finished += [_Waiting(token=token, end=end) for token in self._unfinished]
+        self._unfinished.clear()
 
     def _release(self, n_chars: int) -> str:
         released, self._text = self._text[:n_chars], self._text[n_chars:]
@@ -183,13 +188,16 @@ class TextStream:
         piece = b"" if is_hidden else self._vocabulary.bytes_of(token_id)
         if self._borders is None:
             return self._match(self._decode(piece))
-        self._borders.add(token_id, logprob, len(piece))
+        unfinished = self._decoder.getstate()[0]
+        if unfinished and not _goes_on(unfinished, piece[:1]):
+            self._borders.part()
+        self._borders.add(token_id, logprob)
         decoded = self._decode(piece)
         text = self._match(decoded)
         if self._is_cut:
             return self._borders.finish(text)
-        n_unfinished_bytes = len(self._decoder.getstate()[0])
-        return self._borders.advance(n_decoded=len(decoded), n_unfinished_bytes=n_unfinished_bytes, text=text)
+        is_whole = not self._decoder.getstate()[0]
+        return self._borders.advance(n_decoded=len(decoded), is_whole=is_whole, text=text)
 
     def _match(self, text: str) -> str:
         if self._matcher is not None:
@@ -207,3 +215,12 @@ class TextStream:
             self._strips_space = False
             return text.removeprefix(" ")
         return text
+
+
+def _goes_on(unfinished: bytes, byte: bytes) -> bool:
+    """Whether an unfinished character may have this byte next."""
+    try:
+        codecs.getincrementaldecoder("utf-8")("strict").decode(unfinished + byte)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from bakehouse_replica.core.types import TokenLogprob
+from bakehouse_replica.vocabulary import Vocabulary
 from bakehouse_router.text.stream import TextStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +51,18 @@ def test_an_unfinished_character_waits_for_the_token_that_finishes_it() -> None:
     (a,) = ids("a")
     stream = TextStream(SENTENCEPIECE, reports_tokens=True)
     assert _tell(stream, [[a, first], [second]]) == [("a", [a]), ("é", [first, second]), ("", [])]
+
+
+def test_a_token_between_two_characters_that_are_not_whole_waits_with_all_of_its_text() -> None:
+    half, letter_and_half, rest = b"\xf0", b"d\xc3", b"\xa9"
+    stream = TextStream(Vocabulary({0: half, 1: letter_and_half, 2: rest}, {}), reports_tokens=True)
+    assert _tell(stream, [[0], [1], [2]]) == [("", []), ("\ufffd", [0]), ("d\u00e9", [1, 2]), ("", [])]
+
+
+def test_tokens_that_share_characters_are_released_together() -> None:
+    text = "\u00e9\u00fc".encode()
+    stream = TextStream(Vocabulary({0: text[:1], 1: text[1:3], 2: text[3:]}, {}), reports_tokens=True)
+    assert _tell(stream, [[0], [1], [2]]) == [("", []), ("", []), (text.decode(), [0, 1, 2]), ("", [])]
 
 
 def test_each_half_character_of_many_is_released_once_it_is_known_to_be_none() -> None:
