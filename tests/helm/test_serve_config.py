@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from bakehouse_cluster.serve_config import serve_config
+from bakehouse_cluster.config_sections import TracingSection
+from bakehouse_cluster.serve_config import serve_config, tracing_environment
 from bakehouse_cluster.serve_environment import cluster_environment
 from charts import Helm, containers, environment, serve_document, values
 
@@ -65,3 +66,14 @@ def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, haproxy: boo
             told = environment(container)
             assert {name: told.get(name) for name in expected} == expected
             assert {name for name in told if name.startswith("RAY_")} <= set(expected)
+
+
+def test_serves_own_proxies_are_told_where_spans_go(helm: Helm) -> None:
+    section = {"enabled": True, "exporter": "otlp", "endpoint": "http://collector:4317"}
+    expected = tracing_environment(TracingSection.model_validate(section))
+    tracing = f"config.tracing={json.dumps(section)}"
+    for container in containers(helm.objects("minimal-cpu", "haproxy=false", tracing)).values():
+        assert expected.items() <= environment(container).items()
+    for untold in (("haproxy=true", tracing), ("haproxy=false",)):  # HAProxy makes no spans
+        for container in containers(helm.objects("minimal-cpu", *untold)).values():
+            assert not expected.keys() & environment(container).keys()

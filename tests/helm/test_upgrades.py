@@ -138,6 +138,12 @@ def test_a_change_touches_what_the_guide_says(helm: Helm, change: str, words: st
     assert words in GUIDE
 
 
+def test_where_proxies_make_spans_tracing_touches_the_cluster(helm: Helm) -> None:
+    before = helm.objects("full", "haproxy=false")
+    assert _effect(before, helm.objects("full", "haproxy=false", "config.tracing.enabled=false")) is Effect.CLUSTER
+    assert "`tracing` with `haproxy: false`" in GUIDE
+
+
 def test_the_grace_that_the_guide_computes_is_the_charts(helm: Helm) -> None:
     rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in page("docs/upgrades.md").splitlines() if
             line.startswith("| grace, computed")]  # fmt: skip
