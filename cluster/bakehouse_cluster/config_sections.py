@@ -207,7 +207,7 @@ class TracingSection(Section):
 class ServerSection(Section):
     """Where and how wide the server runs.
 
-    `host`, the ports, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
+    `host`, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
     `grpc_port` None offers no gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`.
     `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
     """

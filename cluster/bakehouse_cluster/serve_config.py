@@ -17,7 +17,6 @@ from bakehouse_router.settings import LIVE_LIMITS as GATEWAY_LIMITS
 
 from bakehouse_cluster.config import Config, parse_config
 from bakehouse_cluster.config_sections import AutoscaleSection, GatewaySection, ReplicaSection, TracingSection
-from bakehouse_cluster.ports import LOOPBACK
 from bakehouse_cluster.serve_environment import APP_NAME, GRPC_SERVICES
 
 Target = Literal["kubernetes", "laptop"]
@@ -43,7 +42,7 @@ def serve_config(tree: Mapping[str, object], target: Target) -> dict[str, object
     is_cluster = target == "kubernetes"
     document: dict[str, object] = {
         "proxy_location": "EveryNode" if is_cluster else "HeadOnly",
-        "http_options": {"host": "0.0.0.0" if is_cluster else _host(config), "port": server.port},
+        "http_options": {"host": "0.0.0.0" if is_cluster else server.host, "port": server.port},
     }
     if server.grpc_port is not None:
         document["grpc_options"] = {"port": server.grpc_port, "grpc_servicer_functions": [GRPC_SERVICES]}
@@ -90,10 +89,6 @@ def tracing_environment(section: TracingSection) -> dict[str, str]:
         return {}
     endpoint = {} if section.endpoint is None else {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": section.endpoint}
     return {"OTEL_SERVICE_NAME": APP_NAME} | endpoint
-
-
-def _host(config: Config) -> str:
-    return config.server.host if "host" in config.server.model_fields_set else LOOPBACK
 
 
 def _deployments(config: Config) -> list[dict[str, object]]:
