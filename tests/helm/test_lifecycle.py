@@ -96,15 +96,19 @@ def test_a_pool_is_widened_as_the_notes_say(helm: Helm, kube: FakeKube) -> None:
 
 
 @pytest.mark.parametrize(
-    ("example", "cost"),
+    ("example", "upgrade", "cost"),
     [
-        ("minimal-cpu", "1 more worker pods with 0 more GPUs until the switch"),
-        ("full", "4 more worker pods with 4 more GPUs until the switch"),
-        ("tensor-parallel-4", "does not arrive (upgrade.type None)"),
+        ("minimal-cpu", "NewCluster", "1 more worker pods with 0 more GPUs until the switch"),
+        ("full", "NewCluster", "4 more worker pods with 4 more GPUs until the switch"),
+        ("multi-node", "NewCluster", "3 more worker pods with 16 more GPUs until the switch"),
+        ("tensor-parallel-4", "None", "does not arrive (upgrade.type None)"),
     ],
 )
-def test_the_notes_say_what_an_upgrade_costs(helm: Helm, kube: FakeKube, example: str, cost: str) -> None:
-    assert cost in _run(helm, kube, "helm", "install", "demo", str(CHART), "-f", values_path(example))
+def test_the_notes_say_what_an_upgrade_costs(
+    helm: Helm, kube: FakeKube, example: str, upgrade: str, cost: str
+) -> None:
+    sets = ("-f", values_path(example), "--set", f"upgrade.type={upgrade}")
+    assert cost in _run(helm, kube, "helm", "install", "demo", str(CHART), *sets)
 
 
 def test_helm_writes_nothing_into_the_chart(helm: Helm, kube: FakeKube) -> None:

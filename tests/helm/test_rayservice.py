@@ -108,8 +108,13 @@ def test_a_pod_that_goes_is_forgotten_first_then_drained_then_killed(
 def test_pods_fit_the_restricted_profile(helm: Helm, example: str) -> None:
     objects = helm.objects(example)
     for pod in pods(objects).values():
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,  # the image's, to whom volumes are given by their group
+            "fsGroup": 1000,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,

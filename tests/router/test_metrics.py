@@ -56,6 +56,25 @@ def test_computed_and_cached_prompt_tokens_are_counted_apart() -> None:
     assert found["bakehouse_prompt_tokens_total", ("cached",)] == 4
 
 
+@pytest.mark.parametrize("outcome", ["cancelled", "engine_dead"])
+def test_the_prompt_of_a_call_counts_once_it_has_brought_a_token_however_it_ends(outcome: str) -> None:
+    metrics = GatewayMetrics()
+    watch = metrics.watch("chat")
+    watch.see_tokens(0, 1, 1)
+    watch.end(outcome, USAGE)
+    found = samples(metrics)
+    assert found["bakehouse_prompt_tokens_total", ("computed",)] == 6
+    assert found["bakehouse_prompt_tokens_total", ("cached",)] == 4
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "deadline_exceeded"])
+def test_the_prompt_of_a_call_that_ends_before_its_first_token_does_not_count(outcome: str) -> None:
+    metrics = GatewayMetrics()
+    metrics.watch("chat").end(outcome, USAGE)
+    found = samples(metrics)
+    assert {found["bakehouse_prompt_tokens_total", (source,)] for source in ("computed", "cached")} == {0}
+
+
 def test_tokens_of_one_message_share_the_time_since_the_last_and_weigh_as_many() -> None:
     now = [0.0]
     metrics = GatewayMetrics(clock=lambda: now[0])

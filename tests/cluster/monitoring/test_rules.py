@@ -167,6 +167,15 @@ CASES = [
         "nothing to do, no steps",
         {STEPS: "0+1200x30 36000x30", one("running_sequences"): "8x29 0x30", one("waiting_sequences"): always(0)},
     ),
+    silent(
+        "BakehouseStepsStall",
+        "a sequence now and then, no steps seen",
+        {
+            STEPS: "0+1200x30 36000x30",
+            one("running_sequences"): "8x29 0 8 0 8 0 8 0x24",
+            one("waiting_sequences"): always(0),
+        },
+    ),
     fires("BakehouseErrors", "one in fifty", {FAILING: growing(14)}),
     silent("BakehouseErrors", "one in two hundred", {FAILING: growing(3)}),
     fires("BakehouseRejects", "one in fifty", {REFUSED: growing(15)}),
