@@ -6,7 +6,7 @@ bakehouse_cluster. Serve reads its flags when it is imported, so that they must 
 {{- $environment := .Files.Get "files/environment.yaml" | fromYaml -}}
 {{- $variables := merge (dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (dig "server" "drain_s" 30 .Values.config | toString)) (get $environment (ternary "haproxy" "proxy" .Values.haproxy)) -}}
 {{- /* Gateways and replicas have these by themselves, Serve's own proxies only from here. */ -}}
-{{- $tracing := .Values.config.tracing | default dict -}}
+{{- $tracing := dig "tracing" dict .Values.config | default dict -}}
 {{- if and $tracing.enabled (not .Values.haproxy) -}}
 {{- $_ := set $variables "OTEL_SERVICE_NAME" "bakehouse" -}}
 {{- with $tracing.endpoint }}{{ $_ := set $variables "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" . }}{{ end -}}
