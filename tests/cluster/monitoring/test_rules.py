@@ -172,7 +172,7 @@ CASES = [
         "a sequence now and then, no steps seen",
         {
             STEPS: "0+1200x30 36000x30",
-            one("running_sequences"): "8x29 0 8 0 8 0 8 0x24",
+            one("running_sequences"): "8x29" + " 0 8" * 15 + " 0",
             one("waiting_sequences"): always(0),
         },
     ),
