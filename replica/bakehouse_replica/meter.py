@@ -6,7 +6,7 @@ Owned by the engine's thread; others read `series` and `status_series`, which ar
 import logging
 from collections.abc import Callable
 
-from bakehouse_replica.core.counts import Distribution, Series
+from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.metric_table import KV_CONSISTENT, METRICS, REPLICA_SERVES, STEP_SECONDS
 from bakehouse_replica.core.tally import replica_counts
 
@@ -49,11 +49,7 @@ class Meter:
         self._taken_at = now
         self.counts.put(REPLICA_SERVES, serves)
         self.series = self.counts.series()
-        self.status_series = tuple(
-            series
-            for series in self.series
-            if series.name in _OWN_NAMES and not isinstance(series.value, Distribution)
-        )
+        self.status_series = tuple(series for series in self.series if series.name in _OWN_NAMES)
 
     def audit_if_due(self, check: Callable[[], None], clock: Callable[[], float], *, is_idle: bool) -> None:
         """Runs `check`, which asserts, where it is time to; a failure is logged, and remembered for ever."""

@@ -19,8 +19,8 @@ Each metric can be read in two places:
   Serve beside those below. Prometheus finds the agents by the file `prom_metrics_service_discovery.json` in Ray's
   temporary folder. What is counted arrives there some seconds later: each process hands it over once a second, and
   Ray exports it every 10 s.
-* **`GET /metrics` of a gateway**, as `NAME`, without delay: what that gateway counts, and the counters and gauges
-  that replicas have told it, with the label `replica`. Of one that is silent, it shows that it does not serve.
+* **`GET /metrics` of a gateway**, as `NAME`, without delay: what that gateway counts, and what replicas have
+  told it that they count, with the label `replica`. Of one that is silent, it shows that it does not serve.
 
 A counter is read as `NAME_total`, a histogram as `NAME_bucket`, `NAME_sum` and `NAME_count` (in Ray's agents these
 three have the type gauge; `rate` and `histogram_quantile` do not mind). Every series stands from the start, at 0.

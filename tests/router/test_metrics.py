@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from bakehouse_replica.core.counts import Series
+from bakehouse_replica.core.counts import Distribution, Series
 from bakehouse_replica.core.errors import Overloaded, RankLost, StartupError
 from bakehouse_replica.core.metric_table import (
     COPIED_BLOCKS,
     ERROR_CODES,
     KV_BLOCKS,
     METRICS,
+    QUEUE_TIME,
     ROUTING_DECISIONS,
     Kind,
     Source,
@@ -134,10 +135,19 @@ def test_the_table_of_metrics_knows_every_code_of_the_table_of_errors() -> None:
 
 def test_a_replica_shows_what_it_has_counted_until_it_has_gone() -> None:
     metrics = GatewayMetrics()
-    counted = (Series(KV_BLOCKS.name, ("free",), 256), Series(COPIED_BLOCKS.name, (), 7))
+    queued = Distribution((*(0,) * 9, *(3,) * (len(QUEUE_TIME.bounds) - 8)), 4.5)
+    counted = (
+        Series(KV_BLOCKS.name, ("free",), 256),
+        Series(COPIED_BLOCKS.name, (), 7),
+        Series(QUEUE_TIME.name, (), queued),
+    )
     one = replace(status(tiny_card("a")), counted=counted)
     found = samples(metrics, one, status(tiny_card("b"), problem="silent for 1.0 s"))
     assert found["bakehouse_kv_blocks", ("a", "free")] == 256
     assert found["bakehouse_copied_blocks_total", ("a",)] == 7
+    assert found["bakehouse_queue_time_seconds_count", ("a",)] == 3
+    assert found["bakehouse_queue_time_seconds_sum", ("a",)] == 4.5
+    assert found["bakehouse_queue_time_seconds_bucket", ("0.5", "a")] == 0
+    assert found["bakehouse_queue_time_seconds_bucket", ("2.5", "a")] == 3
     assert (found["bakehouse_replica_serves", ("a",)], found["bakehouse_replica_serves", ("b",)]) == (1, 0)
     assert ("bakehouse_kv_blocks", ("a", "free")) not in samples(metrics)

@@ -301,7 +301,7 @@ class ReplicaLoad:
 class ReplicaStatus:
     """One replica as seen from outside: `problem` says in words why it does not serve, None where it does.
 
-    `counted`: what it has counted, counters and gauges.
+    `counted`: what it has counted, by the names of the one table.
     """
 
     card: ReplicaCard
