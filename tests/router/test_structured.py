@@ -9,7 +9,9 @@ import pytest
 from bakehouse_replica.core.errors import InvalidRequest, Overloaded
 from bakehouse_replica.core.sampling import Grammar, GrammarKind
 from bakehouse_replica.grammar_compiler import GrammarCompiler
+from bakehouse_router import structured
 from bakehouse_router.calls import ToolUse
+from bakehouse_router.grammar_sandbox import Bounds
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.structured import GrammarChecker, grammar_field, grammar_of, schemas_of_tools
 from bakehouse_router.text.messages import Tool
@@ -206,9 +208,24 @@ async def test_c26_a_new_grammar_does_not_wait_for_costly_ones_and_of_these_too_
     assert all(isinstance(task.exception(), Overloaded) for task in done)
 
 
-async def test_c26_a_grammar_that_costs_too_much_is_refused_naming_its_field() -> None:
+async def test_c26_a_grammar_that_takes_too_long_is_refused_naming_its_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Left to itself this one takes 1 to 3 s, and no machine comes near the limit.
+    monkeypatch.setattr(structured, "MOST", Bounds(compute_s=0.2, n_bytes=2 * 1024**3))
     checker = GrammarChecker(small_vocabulary(), SETTINGS)
-    with pytest.raises(InvalidRequest, match=r"response_format: the grammar takes more than 1\.5 s") as refused:
+    with pytest.raises(InvalidRequest, match=r"response_format: the grammar takes more than 0\.2 s") as refused:
+        await checker.check(costly(9), "response_format")
+    assert refused.value.param == "response_format"
+    await checker.check(regex("ok"))
+
+
+async def test_c26_a_grammar_that_spends_its_compilers_fuel_is_refused_naming_its_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(structured, "MOST", Bounds(compute_s=60.0, n_bytes=2 * 1024**3))
+    checker = GrammarChecker(small_vocabulary(), SETTINGS)
+    with pytest.raises(InvalidRequest, match=r"response_format: .*fuel exhausted") as refused:
         await checker.check(costly(9), "response_format")
     assert refused.value.param == "response_format"
     await checker.check(regex("ok"))
