@@ -10,6 +10,7 @@ from bakehouse_replica.actor import ReplicaActor
 from bakehouse_replica.source import SCRIPT_PREFIX
 from bakehouse_router.deployment import GatewayDeployment
 from bakehouse_router.ray_client import KvAwareRouter
+from bakehouse_router.replicas import REPORT_PERIOD_S
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -26,7 +27,6 @@ HEALTH_CHECK_TIMEOUT_S = 15.0
 RAY_SHARES = 10_000  # of a CPU: Ray counts no finer
 # Nodes have it on Kubernetes, where the chart names the pools.
 POOL_LABEL = "bakehouse/pool"
-ROUTING_STATS_PERIOD_S = 0.5
 ROUTING_STATS_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
 # By default Serve gives its HTTP server, our code and the router of our handle an event loop each, in a thread
@@ -90,7 +90,7 @@ def _replica_deployment(config: Config) -> serve.Deployment:
         request_router_config=RequestRouterConfig.model_validate(
             {
                 "request_router_class": KvAwareRouter,
-                "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
+                "request_routing_stats_period_s": REPORT_PERIOD_S,
                 "request_routing_stats_timeout_s": ROUTING_STATS_TIMEOUT_S,
             }
         ),

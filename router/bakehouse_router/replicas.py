@@ -14,6 +14,8 @@ from bakehouse_replica.core.types import ReplicaCard, ReplicaLoad
 from bakehouse_router.policy.pick import Candidate
 from bakehouse_router.policy.views import OwnLoad, ReplicaView
 
+# How often Serve's controller asks each replica for a report.
+REPORT_PERIOD_S = 0.5
 # A report reaches the router 0.11 to 0.43 s after it was taken, at a polling period of 0.2 s (measured), and later
 # where replica, controller and router wait for the same busy cores: with 0.5 s here, 20 prompts of one prefix were
 # once split 11 to 9 on two cores at load 6, because a report still told of work long done.

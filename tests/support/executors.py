@@ -17,6 +17,7 @@ from bakehouse_replica.executors.fake import FakeExecutor
 from bakehouse_replica.executors.in_process import InProcessExecutor, build_executor
 from bakehouse_replica.executors.on_device import DeviceExecutor, build_device_executor
 from bakehouse_replica.executors.scripted import ScriptedExecutor
+from bakehouse_replica.executors.simulated import SimulatedExecutor, StepCost
 from bakehouse_replica.executors.step_sizes import StepSizes
 from bakehouse_replica.executors.tensor_parallel import gather
 from bakehouse_replica.model.collective import Alone, Collective
@@ -162,6 +163,11 @@ def make_scripted(capacity: Capacity, tokens_per_step: int = 1) -> Executor:
     return ScriptedExecutor(script, capacity)
 
 
+def make_simulated(capacity: Capacity) -> Executor:
+    """A second a step."""
+    return SimulatedExecutor(capacity, StepCost(step_s=1.0))
+
+
 def make_scripted_ahead(capacity: Capacity) -> Executor:
     """Two tokens at once."""
     return make_scripted(capacity, tokens_per_step=2)
@@ -178,6 +184,7 @@ OVERLAPPING = [
     pytest.param(make_tensor_parallel, id="tensor_parallel"),
     pytest.param(make_tensor_parallel_on_device, id="tensor_parallel_on_device"),
     pytest.param(make_scripted, id="scripted"),
+    pytest.param(make_simulated, id="simulated"),
 ]
 EXECUTORS = [
     *OVERLAPPING,

@@ -5,20 +5,17 @@ A wrong table therefore fails loudly, or yields other text and other log-probabi
 needs no weights and no compute, so that scheduler, engine and gateway can be tested, and loaded, as they are
 shipped.
 
-After a history h, a hash b of h names the most likely token; b + 1 is half as likely, b + 2 a quarter, and so on
-around the vocabulary. That is what log-probabilities say of any token, in output and prompt alike. Greedy draws
-yield b, others a token that seed and h choose.
+After a history h, a hash of h names the most likely token, from which `invented` goes on, in output and prompt
+alike. Greedy draws yield that token, others one that seed and h choose.
 """
 
 import hashlib
-import math
 from array import array
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable
 from time import perf_counter, sleep
 
 from bakehouse_replica.core.errors import InvalidRequest
-from bakehouse_replica.core.sampling import MAX_BIAS, SamplingParams
+from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
@@ -31,6 +28,7 @@ from bakehouse_replica.core.types import (
     TokenLogprob,
 )
 from bakehouse_replica.executors.host_steps import HostStep, HostSteps
+from bakehouse_replica.executors.invented import invented_logprob, nearest_token
 from bakehouse_replica.executors.token_cache import TokenCache
 
 
@@ -118,7 +116,8 @@ class FakeExecutor:
         digest = _digest_of(history[:n_known])
         logprobs = []
         for target_id in score.target_ids:
-            logprobs.append(self._logprob(target_id, self._number(digest), score.n_top))
+            best = self._number(digest)
+            logprobs.append(invented_logprob(target_id, best, score.n_top, self._vocabulary_size))
             digest.update(array("q", [target_id]).tobytes())
         return tuple(logprobs)
 
@@ -133,41 +132,16 @@ class FakeExecutor:
                 seeded = digest.copy()
                 seeded.update(b"seed" + seed.to_bytes(8, "little", signed=True))  # no history has such a length
                 wanted = self._number(seeded)
-            token_id = self._nearest(wanted, params, output_ids, output_index)
+            token_id = nearest_token(wanted, params, output_ids, output_index, self._vocabulary_size)
             if token_id is None:
                 failure = "no token may follow: all are banned or held back"
                 return Draw(token_ids=tuple(token_ids), logprobs=tuple(logprobs), failure=failure)
             token_ids.append(token_id)
             output_ids.append(token_id)
             if params.logprobs is not None:
-                logprobs.append(self._logprob(token_id, best, params.logprobs))
+                logprobs.append(invented_logprob(token_id, best, params.logprobs, self._vocabulary_size))
             digest.update(array("q", [token_id]).tobytes())
         return Draw(token_ids=tuple(token_ids), logprobs=tuple(logprobs))
-
-    def _nearest(
-        self, wanted: int, params: SamplingParams, output_ids: list[int], output_index: int
-    ) -> int | None:
-        """The first token from `wanted` on, around the vocabulary, that may come; None where none may."""
-        banned = {word[-1] for word in params.bad_words_ids if _would_complete(word, output_ids)}
-        if output_index < params.min_tokens:
-            banned.update(params.stop_token_ids)
-        allowed: Iterable[int] = chain(range(wanted, self._vocabulary_size), range(wanted))
-        if params.allowed_token_ids is not None:
-            choice = {*params.allowed_token_ids, *params.stop_token_ids}
-            allowed = (token_id for token_id in allowed if token_id in choice)
-        possible = (token_id for token_id in allowed if token_id not in banned)
-        if not params.logit_bias:
-            return next(possible, None)
-        bias, candidates = dict(params.logit_bias), list(possible)
-        forced = (token_id for token_id in candidates if bias.get(token_id, 0.0) >= MAX_BIAS)
-        unharmed = (token_id for token_id in candidates if bias.get(token_id, 0.0) > -MAX_BIAS)
-        return next(chain(forced, unharmed, candidates), None)
-
-    def _logprob(self, token_id: int, best: int, n_top: int) -> TokenLogprob:
-        size = self._vocabulary_size
-        place = (token_id - best) % size
-        top = tuple(((best + other) % size, _logprob_at(other)) for other in range(min(n_top, size)))
-        return TokenLogprob(logprob=_logprob_at(place), rank=place + 1, top=top)
 
     def _number(self, digest: "hashlib.blake2b") -> int:
         return int.from_bytes(digest.digest(), "little") % self._vocabulary_size
@@ -175,14 +149,6 @@ class FakeExecutor:
 
 def _digest_of(history: "array[int]") -> "hashlib.blake2b":
     return hashlib.blake2b(history.tobytes(), digest_size=8)
-
-
-def _logprob_at(place: int) -> float:
-    return -math.log(2.0) * (place + 1)
-
-
-def _would_complete(word: tuple[int, ...], output_ids: list[int]) -> bool:
-    return len(word) == 1 or tuple(output_ids[1 - len(word) :]) == word[:-1]
 
 
 def _check_history(history: "array[int]", sample: Sample) -> None:

@@ -1,0 +1,1 @@
+"""Capacity planning: the production scheduler and the production routing policy on a virtual clock."""
