@@ -1,0 +1,68 @@
+"""The JSON file that says what a step costs on some machine (format `bakehouse-cost`, version 1).
+
+The file is the dataclass `CostFile` as it stands, field by field; times in seconds. A calibration writes it; one
+written by hand has no `fit`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.executors.simulated import StepCost
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+_HOW_TO_MAKE_ONE = "`bakehouse plan calibrate --output FILE` measures one on the machine that is to serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How well the cost describes the steps from which it was fitted, or others that were kept apart for that.
+
+    `error_p50`, `error_p90`: of single steps, |predicted - measured| as a share of measured. `error_total`: of the
+    time of all steps together, predicted / measured - 1.
+    """
+
+    n_steps: int
+    measured_s: float
+    error_p50: float
+    error_p90: float
+    error_total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFile:
+    """`device` and `model`: of what the cost was measured. `machine`: where, in words."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    cost: StepCost
+    device: Literal["cpu", "cuda"]
+    model: str
+    machine: str = ""
+    fit: Fit | None = None
+    format: Literal["bakehouse-cost"] = "bakehouse-cost"
+    version: Literal[1] = 1
+
+
+_ADAPTER = TypeAdapter(CostFile)
+
+
+def write_cost(file: CostFile, path: Path) -> None:
+    """Raises `StartupError` where it cannot be written."""
+    try:
+        path.write_bytes(_ADAPTER.dump_json(file, indent=2) + b"\n")
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_cost(path: Path) -> CostFile:
+    """Raises `StartupError`, which says how to make one, where the file cannot be read or is no such file."""
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"--cost {path}: {error.strerror}; {_HOW_TO_MAKE_ONE}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise StartupError(f"--cost {path}: {where}: {first['msg']}; {_HOW_TO_MAKE_ONE}") from error
