@@ -48,7 +48,7 @@ def build_engine(
     those of a tensor-parallel replica run; by default in processes of this machine.
     """
     files = open_source(settings.source)
-    executor, vocabulary_size, max_model_len = _executor(settings, files, ranks)
+    executor, vocabulary_size, max_model_len = executor_of(settings, files, ranks)
     capacity = executor.capacity
     card = ReplicaCard(
         replica_id=replica_id,
@@ -64,7 +64,7 @@ def build_engine(
     )
     policy = SchedulingPolicy(
         max_model_len=max_model_len,
-        max_prefill_tokens=_step_sizes(settings, files).max_prefill_tokens,
+        max_prefill_tokens=step_sizes_of(settings, files).max_prefill_tokens,
         max_waiting_requests=settings.max_waiting_requests,
     )
     engine = Engine(executor=executor, policy=policy, card=card, on_failure=on_failure)
@@ -73,7 +73,7 @@ def build_engine(
     return engine
 
 
-def _step_sizes(settings: ReplicaSettings, files: ModelFiles) -> StepSizes:
+def step_sizes_of(settings: ReplicaSettings, files: ModelFiles) -> StepSizes:
     """Those of a CPU where no model runs, whatever there is on this machine."""
     runs_model = not files.is_script and settings.executor == "model"
     return step_sizes(settings, device_of(settings) if runs_model else CPU)
@@ -96,8 +96,10 @@ def _digest(settings: ReplicaSettings, files: ModelFiles) -> str:
     return digest if kv_dtype == torch.float32 else f"{digest}-{str(kv_dtype).removeprefix('torch.')}"
 
 
-def _executor(settings: ReplicaSettings, files: ModelFiles, ranks: RankPlaces) -> tuple[Executor, int, int]:
-    """The executor, the size of its vocabulary, and the longest context."""
+def executor_of(
+    settings: ReplicaSettings, files: ModelFiles, ranks: RankPlaces = LOCAL_RANKS
+) -> tuple[Executor, int, int]:
+    """The executor that `build_engine` drives, the size of its vocabulary, and the longest context."""
     if settings.tensor_parallel > 1 and (files.is_script or settings.executor == "fake"):
         raise StartupError(f"--tensor-parallel is {settings.tensor_parallel}, but {files.name!r} runs no model")
     if files.is_script:

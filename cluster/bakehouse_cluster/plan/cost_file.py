@@ -4,7 +4,7 @@ The file is the dataclass `CostFile` as it stands, field by field; times in seco
 written by hand has no `fit`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,28 +19,38 @@ _HOW_TO_MAKE_ONE = "`bakehouse plan calibrate --output FILE` measures one on the
 class Fit:
     """How well the cost describes the steps from which it was fitted, or others that were kept apart for that.
 
-    `error_p50`, `error_p90`: of single steps, |predicted - measured| as a share of measured. `error_total`: of the
-    time of all steps together, predicted / measured - 1.
+    `error_p50`, `error_p90`, `error_max`: of single steps, |predicted - measured| as a share of measured.
+    `error_total`: of the time of all steps together, predicted / measured - 1.
     """
 
     n_steps: int
     measured_s: float
     error_p50: float
     error_p90: float
+    error_max: float
     error_total: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFile:
-    """`device` and `model`: of what the cost was measured. `machine`: where, in words."""
+    """`device` and `model`: of what the cost was measured. `weights`, `kv_dtype`: in what products were, and keys
+    and values; `n_ranks` shared them. `machine`: where, in words. `max_context`: no step had longer ones.
+
+    `fit`: over steps that were held out; `fit_by_kind`: over those of decodes alone, prompts alone, and both.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     cost: StepCost
     device: Literal["cpu", "cuda"]
     model: str
+    weights: str = ""
+    kv_dtype: str = ""
+    n_ranks: int = 1
     machine: str = ""
+    max_context: int | None = None
     fit: Fit | None = None
+    fit_by_kind: dict[str, Fit] = field(default_factory=dict)
     format: Literal["bakehouse-cost"] = "bakehouse-cost"
     version: Literal[1] = 1
 

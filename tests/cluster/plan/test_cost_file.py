@@ -12,7 +12,7 @@ FILE = CostFile(
     device="cpu",
     model="smollm2",
     machine="two cores",
-    fit=Fit(n_steps=100, measured_s=60.0, error_p50=0.02, error_p90=0.1, error_total=-0.01),
+    fit=Fit(n_steps=100, measured_s=60.0, error_p50=0.02, error_p90=0.1, error_max=0.2, error_total=-0.01),
 )
 
 
