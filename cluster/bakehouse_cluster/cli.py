@@ -15,6 +15,7 @@ from bakehouse_cluster.bench import command as bench
 from bakehouse_cluster.capturing import captures_told
 from bakehouse_cluster.compiling import compiling_told
 from bakehouse_cluster.config import load_config
+from bakehouse_cluster.plan import command as plan
 from bakehouse_cluster.progress import Stages
 
 # The shell's convention for a program that Ctrl-C ended.
@@ -48,6 +49,7 @@ TensorParallel = Annotated[int | None, typer.Option(help="Ranks that share one c
 ChatTemplate = Annotated[str | None, typer.Option(help="Jinja file or text that replaces the model's template.")]
 
 app.add_typer(bench.app, name="bench")
+app.add_typer(plan.app, name="plan")
 app.add_typer(config_command.app, name="config")
 
 

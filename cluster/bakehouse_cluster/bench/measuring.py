@@ -15,6 +15,7 @@ from typing import Protocol
 
 from bakehouse_replica.core.errors import StartupError
 
+from bakehouse_cluster.bench.arranging import arrange
 from bakehouse_cluster.bench.connection import ConnectionPool
 from bakehouse_cluster.bench.prompts import Ask, Encoder, PromptWriter
 from bakehouse_cluster.bench.records import ANSWERED, Record
@@ -22,7 +23,7 @@ from bakehouse_cluster.bench.result import Environment, Load, Point, Result, Wor
 from bakehouse_cluster.bench.sending import Sendable, Sender, closed_loop, open_loop
 from bakehouse_cluster.bench.statistics import summarize
 from bakehouse_cluster.bench.target import Target
-from bakehouse_cluster.bench.workloads import Demand, SharedPrefixes, Workload, arriving, poisson_arrivals
+from bakehouse_cluster.bench.workloads import Demand, SharedPrefixes, Workload
 from bakehouse_cluster.progress import n_of
 
 MAX_DEFAULT_WARMUP = 16
@@ -121,19 +122,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def _prepare(plan: Plan, load: Load, encoder: Encoder) -> _PointWork:
-    # The same lengths at every load, but prompts of its own at each, lest the last one's are found in a cache.
-    shape, words = Random(f"{plan.seed} shape"), Random(f"{plan.seed} words {load.label}")
     n_warmup = plan.n_warmup_of(load)
-    demands = plan.workload.demands(plan.workload.n_requests, shape)
-    if load.kind == "rate":
-        demands = arriving(demands, poisson_arrivals(len(demands), load.value, words))
-    elif load.kind == "speed":
-        if any(demand.arrival_s is None for demand in demands):
-            raise StartupError(f"the workload {plan.name} has no times of arrival; give --concurrency or --rate")
-        demands = arriving(demands, [(demand.arrival_s or 0.0) / load.value for demand in demands])
+    arrangement = arrange(plan.name, plan.workload, load, plan.seed)
     prefixes: dict[int, str] = {}
-    writer = PromptWriter(encoder, words, prefixes)
-    asks = tuple(map(writer.write, demands))
+    writer = PromptWriter(encoder, arrangement.words, prefixes)
+    asks = tuple(map(writer.write, arrangement.demands))
     other = Random(f"{plan.seed} warm-up {load.label}")
     warmup_writer = PromptWriter(encoder, other, prefixes if plan.warms_prefixes else {})
     warmup_demands = plan.workload.demands(n_warmup, other)

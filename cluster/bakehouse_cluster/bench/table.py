@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from rich import box
 from rich.cells import cell_len
@@ -10,9 +11,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bakehouse_cluster.bench.records import WRONG
+from bakehouse_cluster.bench.records import WRONG, Outcome
 from bakehouse_cluster.bench.result import Point, Result
-from bakehouse_cluster.bench.statistics import Distribution, Summary
+from bakehouse_cluster.bench.statistics import Distribution
 from bakehouse_cluster.progress import counted, n_of
 
 _N_PROBLEMS = 5
@@ -33,6 +34,14 @@ class Bars:
     def counted(self, label: str, n_total: int) -> AbstractContextManager[Callable[[], None]]:
         """See `bakehouse_cluster.bench.measuring.Observer`."""
         return counted(self._console, label, n_total=n_total, n_done=0)
+
+
+class Shares(Protocol):
+    """How requests ended."""
+
+    def share(self, outcome: Outcome) -> float:
+        """Of all requests."""
+        ...
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -97,17 +106,19 @@ def _latencies(result: Result) -> Table:
         summary = point.summary
         named = {"TTFT": summary.ttft_s, "ITL": summary.itl_s, "gap": summary.gap_s, "E2E": summary.e2e_s}
         for name, times in named.items():
-            table.add_row(point.load.label, name, *_milliseconds(times), *_shares(summary))
+            table.add_row(point.load.label, name, *milliseconds(times), *wrong_shares(summary))
     return table
 
 
-def _milliseconds(times: Distribution | None) -> tuple[str, ...]:
+def milliseconds(times: Distribution | None) -> tuple[str, ...]:
+    """Its p50, p90, p99 and maximum as cells."""
     if times is None:
         return ("",) * 4
     return tuple(f"{1000 * value:.1f}" for value in (times.p50, times.p90, times.p99, times.max))
 
 
-def _shares(summary: Summary) -> tuple[str, ...]:
+def wrong_shares(summary: Shares) -> tuple[str, ...]:
+    """What was not as asked, as cells."""
     shares = (summary.share(outcome) for outcome in WRONG)
     return tuple(f"[red]{share:.1%}[/red]" if share else "0%" for share in shares)
 

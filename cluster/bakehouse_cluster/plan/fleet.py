@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from math import floor
 from random import Random
 
 from bakehouse_replica.core.counts import Counts
@@ -34,17 +33,13 @@ from bakehouse_replica.core.types import (
 from bakehouse_replica.executors.simulated import SimulatedExecutor, StepCost
 from bakehouse_router.admission import WaitingQueue
 from bakehouse_router.policy.pick import choose
-from bakehouse_router.replicas import REPORT_PERIOD_S
 
 from bakehouse_cluster.plan.clock import VirtualClock
 from bakehouse_cluster.plan.gateway import Route, SimulatedGateway
 from bakehouse_cluster.plan.records import SimulatedRecord
 from bakehouse_cluster.plan.replica import SimulatedReplica
+from bakehouse_cluster.plan.reports import Reports
 from bakehouse_cluster.plan.totals import ReplicaTotals
-
-# From the moment at which a report is taken to the one at which routers have it. At a period of 0.2 s reports were
-# 0.11 to 0.43 s old (measured): 0.11 to 0.23 s on their way, of which this is the middle.
-REPORT_DELAY_S = 0.17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +117,9 @@ def simulated_executor(shape: ReplicaShape) -> SimulatedExecutor:
 
 
 class Fleet:
-    """N replicas and their gateways, on a clock of their own. Ask it for requests, then `run` it, once.
+    """N replicas and their gateways, on a clock of their own. Say what comes (`at`), then `run` it, once.
 
-    `on_end` is told of each request that has ended, and may submit others. `watch` is shown each plan, with the
-    number of its replica.
+    `watch` is shown each plan, with the number of its replica.
     """
 
     def __init__(
@@ -138,11 +132,10 @@ class Fleet:
         seed: int = 0,
         make_scheduler: MakeScheduler = production_scheduler,
         make_executor: MakeExecutor = simulated_executor,
-        on_end: Callable[[SimulatedRecord], None] | None = None,
         watch: Callable[[int, StepPlan], None] | None = None,
     ) -> None:
         self._clock = VirtualClock()
-        self._on_end = on_end
+        self._listeners: list[Callable[[SimulatedRecord], None]] = []
         self._records: list[SimulatedRecord] = []
         self._gaps: Counter[float] = Counter()
         self._gateway_of: dict[str, SimulatedGateway] = {}
@@ -179,11 +172,11 @@ class Fleet:
             )
             self._schedulers.append(scheduler)
             self._replicas.append(replica)
-            for gateway in self._gateways:
-                gateway.hear(card, replica.load)
+            self._hear(card, replica.load)
         self._submits = {replica.card.replica_id: replica.submit for replica in self._replicas}
-        self._is_reporting = [False] * n_replicas
-        self._told = [replica.load.version for replica in self._replicas]
+        self._reports = Reports(
+            self._clock, self._replicas, hear=self._hear, is_needed=lambda: bool(self._gateway_of)
+        )
 
     @property
     def now(self) -> float:
@@ -195,9 +188,18 @@ class Fleet:
         """Those of the replicas, for whoever audits them."""
         return tuple(self._schedulers)
 
-    def at(self, moment: float, request: Request) -> None:
-        """A client sends the request at that moment, which has not passed."""
-        self._clock.at(moment, partial(self._submit, request))
+    def listen(self, listener: Callable[[SimulatedRecord], None]) -> None:
+        """`listener` is told of each request when it has ended, and may ask for others."""
+        self._listeners.append(listener)
+
+    def at(self, moment: float, request: Request, before: Callable[[], None] = lambda: None) -> None:
+        """A client sends the request at that moment, which has not passed; `before` is called just before."""
+
+        def send() -> None:
+            before()
+            self._submit(request)
+
+        self._clock.at(moment, send)
 
     def run(self) -> FleetRun:
         """Until every request has ended."""
@@ -221,9 +223,7 @@ class Fleet:
     def _submit(self, request: Request) -> None:
         gateway = self._gateway_of[request.request_id] = next(self._turn)
         gateway.submit(request, self._submits)
-        for index, is_reporting in enumerate(self._is_reporting):
-            if not is_reporting:
-                self._report_later(index)
+        self._reports.resume()
 
     def _deliver(self, deltas: Sequence[TokenDelta]) -> None:
         if len(self._gateways) == 1:
@@ -238,26 +238,8 @@ class Fleet:
     def _end(self, record: SimulatedRecord) -> None:
         del self._gateway_of[record.request_id]
         self._records.append(record)
-        if self._on_end is not None:
-            self._on_end(record)
-
-    def _report_later(self, index: int) -> None:
-        """Replicas take turns within a period, and report as long as there is news."""
-        self._is_reporting[index] = True
-        phase = index / len(self._replicas)
-        n_periods = floor(self._clock() / REPORT_PERIOD_S - phase) + 1
-        self._clock.at((n_periods + phase) * REPORT_PERIOD_S, partial(self._report, index))
-
-    def _report(self, index: int) -> None:
-        replica = self._replicas[index]
-        has_news = replica.load.version != self._told[index]
-        if has_news:
-            self._told[index] = replica.load.version
-            self._clock.at(self._clock() + REPORT_DELAY_S, partial(self._hear, replica.card, replica.load))
-        if has_news or self._gateway_of:
-            self._report_later(index)
-        else:
-            self._is_reporting[index] = False
+        for listener in self._listeners:
+            listener(record)
 
     def _hear(self, card: ReplicaCard, load: ReplicaLoad) -> None:
         for gateway in self._gateways:
@@ -265,7 +247,31 @@ class Fleet:
 
 
 def open_loop(fleet: Fleet, arrivals: Iterable[tuple[float, Request]]) -> FleetRun:
-    """Runs the fleet with requests that come at their own times, however many are still being served."""
-    for moment, request in arrivals:
-        fleet.at(moment, request)
+    """Runs the fleet with requests that come at their own times, in order, however many are still being served.
+
+    `arrivals` are taken one by one as time passes. Those of one moment all come before anything is done for them.
+    """
+    remaining = iter(arrivals)
+
+    def expect_next() -> None:
+        following = next(remaining, None)
+        if following is not None:
+            fleet.at(*following, before=expect_next)
+
+    expect_next()
+    return fleet.run()
+
+
+def closed_loop(fleet: Fleet, requests: Iterable[Request], n_users: int) -> FleetRun:
+    """Runs the fleet with `n_users` at once, each of whom sends the next request when the last has ended."""
+    remaining = iter(requests)
+
+    def send_next() -> None:
+        following = next(remaining, None)
+        if following is not None:
+            fleet.at(fleet.now, following)
+
+    fleet.listen(lambda _: send_next())
+    for _ in range(n_users):
+        send_next()
     return fleet.run()
