@@ -8,6 +8,7 @@ import typer
 from bakehouse_replica.core.errors import StartupError
 from rich.console import Console
 
+from bakehouse_cluster.plan.calibrate_command import calibrate
 from bakehouse_cluster.plan.choices import Percentile, Routing
 
 INSUFFICIENT = 1
@@ -157,3 +158,6 @@ def plan(
         plot_plan(result, plot)
     if result.answer is None:
         sys.exit(INSUFFICIENT)
+
+
+app.command()(calibrate)

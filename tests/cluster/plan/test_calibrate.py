@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bakehouse_cluster import cli
 from bakehouse_cluster.config import parse_config
 from bakehouse_cluster.plan.calibrate import (
     KINDS,
@@ -22,7 +23,7 @@ from bakehouse_cluster.plan.calibrate import (
 )
 from bakehouse_cluster.plan.calibrating import calibrate
 from bakehouse_cluster.plan.cost_file import read_cost
-from bakehouse_replica.core.errors import StartupError
+from bakehouse_replica.core.errors import BakehouseError, StartupError
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, StepPlan, StepResult
 from bakehouse_replica.executors.simulated import StepCost
@@ -30,6 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
 CAPACITY = Capacity(n_blocks=400, block_size=16, max_step_tokens=512, max_sequences=64)
 COST = StepCost(step_s=0.01, prefill_token_s=3e-4, decode_sequence_s=2e-4, context_token_s=5e-7)
@@ -205,9 +207,8 @@ def test_errors_are_shares_of_what_was_measured() -> None:
     assert by_kind["prompts"].error_max == pytest.approx(0)
 
 
-def test_a_model_is_calibrated_in_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.manual_seed(0)
     tiny = LlamaConfig(
@@ -220,9 +221,15 @@ def test_a_model_is_calibrated_in_this_process(
         max_position_embeddings=64,
     )
     LlamaForCausalLM(tiny).save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_a_model_is_calibrated_in_this_process(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = parse_config(
         {
-            "model": {"source": str(tmp_path / "tiny"), "device": "cpu"},
+            "model": {"source": str(model), "device": "cpu"},
             "replica": {"kv_memory": 2_000_000, "max_sequences": 4, "max_step_tokens": 64},
         }
     )
@@ -230,13 +237,40 @@ def test_a_model_is_calibrated_in_this_process(
     calibrate(config, tmp_path / "cost.json", Console(file=shown, width=200))
     file = read_cost(tmp_path / "cost.json")
     assert (file.device, file.weights, file.kv_dtype) == ("cpu", "float32", "float32")
-    assert file.model == str(tmp_path / "tiny")
+    assert file.model == str(model)
     assert (file.n_ranks, file.max_context) == (1, 64)
     assert file.cost.seconds(StepSize(n_decodes=1, n_context=16).plan()) > 0
     assert file.fit is not None
     assert file.fit.n_steps == sum(one.n_steps for one in file.fit_by_kind.values())
     assert "steps: " in shown.getvalue(), "how far it is"
     assert f"{file.fit.error_p50:.1%}" in capsys.readouterr().out
+
+
+def test_the_command_takes_the_options_of_serve_and_writes_the_file(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    options = ["--device", "cpu", "--max-model-len", "48", "--kv-memory", "2MB", "--output", str(path)]
+    ran = CliRunner().invoke(cli.app, ["plan", "calibrate", str(model), *options])
+    assert ran.exit_code == 0, ran.output
+    assert read_cost(path).max_context == 48
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tensor-parallel", "3"], "tensor"),
+        (["--dtype", "float64"], "float64"),
+        (["--quantize", "int7"], "int7"),
+        (["--kv-dtype", "int8"], "int8"),
+        (["--device", "tpu"], "tpu"),
+        (["--weights", "none"], "none"),
+        (["--overlap", "maybe"], "maybe"),
+        (["--revision", "main"], "revision"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(model: Path, options: list[str], said: str) -> None:
+    ran = CliRunner().invoke(cli.app, ["plan", "calibrate", str(model), *options])
+    assert isinstance(ran.exception, BakehouseError)
+    assert said in ran.exception.message
 
 
 def test_what_runs_no_model_is_refused(tmp_path: Path) -> None:

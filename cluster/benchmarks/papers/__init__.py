@@ -1,0 +1,1 @@
+"""Figures of the papers Bakehouse comes from, played again on its own scheduler and block pool."""
