@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, groupby, islice
+from operator import itemgetter
 from random import Random
 
 from bakehouse_replica.core.counts import Counts
@@ -251,12 +252,14 @@ def open_loop(fleet: Fleet, arrivals: Iterable[tuple[float, Request]]) -> FleetR
 
     `arrivals` are taken one by one as time passes. Those of one moment all come before anything is done for them.
     """
-    remaining = iter(arrivals)
+    groups = groupby(arrivals, key=itemgetter(0))
 
     def expect_next() -> None:
-        following = next(remaining, None)
-        if following is not None:
-            fleet.at(*following, before=expect_next)
+        for moment, group in islice(groups, 1):
+            *others, last = (request for _, request in group)
+            for request in others:
+                fleet.at(moment, request)
+            fleet.at(moment, last, before=expect_next)
 
     expect_next()
     return fleet.run()

@@ -82,10 +82,9 @@ class SimulatedReplica:
         if self._begun and self._begun[0][0] <= now:
             self._deliver(self._scheduler.apply(self._begun.popleft()[1], now))
         while True:
+            self._refresh_load(now)
             self._take_arrivals(now)
-            has_work = self._scheduler.has_work
-            self._refresh_load(now, is_due=not has_work)
-            if not has_work:
+            if not self._scheduler.has_work:
                 self._is_idle = True
                 return
             plan = self._scheduler.plan(now)
@@ -113,8 +112,12 @@ class SimulatedReplica:
         self._free_at = max(now, self._free_at) + result.elapsed_s
         self._begun.append((self._free_at, result))
         self._totals.count_step(result.elapsed_s)
+        if self._totals.is_due(now):
+            self._totals.note(self._scheduler.load(), now)
 
-    def _refresh_load(self, now: float, *, is_due: bool) -> None:
-        if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
+    def _refresh_load(self, now: float) -> None:
+        is_idle = not self._scheduler.has_work
+        if is_idle or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
+        if is_idle:
             self._totals.note(self._load, now)

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from bakehouse_replica.core.types import Capacity, ReplicaLoad
 
+# A snapshot costs as much as some twenty tokens do.
+NOTE_PERIOD_S = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTotals:
@@ -31,6 +34,10 @@ class Totals:
         """A step that takes so long."""
         self._n_steps += 1
         self._busy_s += elapsed_s
+
+    def is_due(self, now: float) -> bool:
+        """Whether the load is to be noted: after a plan, unless that was done less than `NOTE_PERIOD_S` ago."""
+        return now - self._noted_s >= NOTE_PERIOD_S or not self._n_running
 
     def note(self, load: ReplicaLoad, now: float) -> None:
         """The load from now on."""
