@@ -30,7 +30,7 @@ from bakehouse_cluster.plan.calibrate import (
     step_sizes,
 )
 from bakehouse_cluster.plan.cost_file import CostFile, write_cost
-from bakehouse_cluster.progress import Stages, counted
+from bakehouse_cluster.progress import Stages, counted, n_of
 
 MIN_SIZES = 6  # four coefficients, and two to test them by
 
@@ -96,18 +96,19 @@ def _cost_file(
         weights=kind_of(settings, device),
         kv_dtype=str(kv_dtype_of(settings, device)).removeprefix("torch."),
         n_ranks=settings.tensor_parallel,
-        machine=_machine(device, settings.n_threads),
+        machine=_machine(device),
         max_context=max_model_len,
         fit=fit_of(cost, held_out),
         fit_by_kind=fits_by_kind(cost, held_out),
     )
 
 
-def _machine(device: torch.device, n_threads: int | None) -> str:
+def _machine(device: torch.device) -> str:
+    """Loading has set the threads of this process."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    n_cores = psutil.cpu_count() or 1
-    return f"{platform.machine()}, {n_cores} cores, {n_threads or torch.get_num_threads()} threads"
+    n_threads = n_of(torch.get_num_threads(), "thread")
+    return f"{platform.machine()}, {n_of(psutil.cpu_count() or 1, 'core')}, {n_threads} a rank"
 
 
 def _show(file: CostFile, console: Console) -> None:

@@ -7,9 +7,11 @@ sheets of the papers' machines (`setups.py`). In full it takes half an hour on o
 """
 
 import argparse
+from pathlib import Path
 
 from benchmarks.papers import setups
 from benchmarks.papers.figures import FIGURES, FULL, QUICK
+from benchmarks.papers.plot import plot
 from benchmarks.papers.routes import llm_d
 
 
@@ -18,7 +20,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--plot", type=Path, help="PNG of figures 2 and 12, instead of the table")
     asked = parser.parse_args()
+    effort = QUICK if asked.quick else FULL
+    if asked.plot is not None:
+        plot(asked.plot, effort)
+        return
     for setup in (setups.OPT_13B, setups.OPT_175B, setups.MISTRAL_7B):
         print(f"{setup.name}, {setup.n_slots:,} slots: {setup.cost()}")
     print(f"llm-d: {llm_d().shape.cost}; {llm_d().tenants}")
@@ -27,7 +34,7 @@ def main() -> None:
     print("four numbers: Max / Pow2 / Oracle / paged (ours); nothing is shed, broken off or cut short\n")
     print("| | what | published | ours |\n|---|---|---|---|")
     for name in asked.only:
-        for row in FIGURES[name](QUICK if asked.quick else FULL):
+        for row in FIGURES[name](effort):
             print(f"| {row.figure} | {row.what} | {row.published} | {row.ours} |", flush=True)
 
 

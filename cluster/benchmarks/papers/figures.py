@@ -12,6 +12,7 @@ from benchmarks.papers.setups import SYSTEMS, Lengths, Setup
 from benchmarks.papers.stalls import stalls
 
 GIB = 1024**3
+SHORT = 100  # tokens of output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,18 @@ class Row:
 class Effort:
     """How much is played: more makes averages steadier and knees sharper. `llm_d_rates`: requests a second."""
 
-    n_requests: int
+    n_requests: int  # of long texts; of short ones, of which more run at once, five times as many
     trace_s: float
     llm_d_rates: tuple[float, ...]
     llm_d_s: float
 
+    def n_requests_of(self, lengths: Lengths) -> int:
+        """Of which most wait, for averages that are steady."""
+        return self.n_requests * (5 if lengths.output_mean < SHORT else 1)
 
-FULL = Effort(n_requests=2000, trace_s=900.0, llm_d_rates=(3, 10, 20, 30, 40, 60), llm_d_s=60.0)
-QUICK = Effort(n_requests=300, trace_s=200.0, llm_d_rates=(3, 20), llm_d_s=15.0)
+
+FULL = Effort(n_requests=600, trace_s=600.0, llm_d_rates=(3, 10, 20, 40), llm_d_s=30.0)
+QUICK = Effort(n_requests=200, trace_s=200.0, llm_d_rates=(3, 20), llm_d_s=15.0)
 
 
 def p1(effort: Effort) -> Iterator[Row]:
@@ -53,7 +58,9 @@ def p1(effort: Effort) -> Iterator[Row]:
 def p2(effort: Effort) -> Iterator[Row]:
     """Figure 2 and figure 13: what memory holds, and how many requests fit."""
     found = {
-        system: occupancy(setups.OPT_13B, setups.SHAREGPT, system, n_requests=effort.n_requests)
+        system: occupancy(
+            setups.OPT_13B, setups.SHAREGPT, system, n_requests=effort.n_requests_of(setups.SHAREGPT)
+        )
         for system in SYSTEMS
     }
     shares = {system: f"{one.shares.tokens:.1%}" for system, one in found.items()}
@@ -67,7 +74,7 @@ def p2(effort: Effort) -> Iterator[Row]:
     )
     yield _row("P6", "running requests, ShareGPT", "7.00 / 9.81 / 13.62 / 30.42", _running(found))
     alpaca = {
-        system: occupancy(setups.OPT_13B, setups.ALPACA, system, n_requests=5 * effort.n_requests)
+        system: occupancy(setups.OPT_13B, setups.ALPACA, system, n_requests=effort.n_requests_of(setups.ALPACA))
         for system in SYSTEMS
     }
     yield _row("P6", "running requests, Alpaca", "7.00 / 43.24 / 72.75 / 132.44", _running(alpaca))
@@ -84,7 +91,7 @@ def p8(effort: Effort) -> Iterator[Row]:
     """Figure 15: what parallel samples save by sharing blocks until they write."""
     for lengths, published in ((setups.ALPACA, "6.09 / 8.53 / 9.79 %"), (setups.SHAREGPT, "16.2 to 30.5 %")):
         saved = [
-            occupancy(setups.OPT_13B, lengths, "paged", n_requests=effort.n_requests, n=n).saved_share
+            occupancy(setups.OPT_13B, lengths, "paged", n_requests=effort.n_requests_of(lengths), n=n).saved_share
             for n in (2, 4, 6)
         ]
         yield Row(
@@ -98,14 +105,14 @@ def p8(effort: Effort) -> Iterator[Row]:
 def p9(effort: Effort) -> Iterator[Row]:
     """Figure 16: a prefix that all prompts share; figure 17: prompts of 1024 tokens. Both under overload."""
     for lengths, published in ((setups.ONE_EXAMPLE, "1.67x"), (setups.FIVE_EXAMPLES, "3.58x")):
-        rates = _rates(setups.OPT_13B, lengths, ("Oracle", "paged"), effort.n_requests)
+        rates = _rates(setups.OPT_13B, lengths, ("Oracle", "paged"), effort.n_requests_of(lengths))
         yield Row(
             figure="P9",
             what=f"throughput to Oracle, {lengths.n_prefix} shared tokens",
             published=published,
             ours=f"{rates['paged'] / rates['Oracle']:.2f}x",
         )
-    rates = _rates(setups.OPT_13B, setups.CHATBOT, SYSTEMS, effort.n_requests)
+    rates = _rates(setups.OPT_13B, setups.CHATBOT, SYSTEMS, effort.n_requests_of(setups.CHATBOT))
     gain = {system: f"{rates['paged'] / rate:.2f}x" for system, rate in rates.items() if system != "paged"}
     yield _row("P10", "throughput to Max / Pow2 / Oracle, chatbot", "2x, all alike", gain)
 
@@ -116,7 +123,7 @@ def p12(effort: Effort) -> Iterator[Row]:
     for lengths in (setups.SHAREGPT, setups.ALPACA):
         rates = [
             occupancy(
-                setups.OPT_13B, lengths, "paged", n_requests=effort.n_requests, block_size=block_size
+                setups.OPT_13B, lengths, "paged", n_requests=effort.n_requests_of(lengths), block_size=block_size
             ).output_tokens_per_s
             for block_size in sizes
         ]
