@@ -46,7 +46,7 @@ class CostFile:
     model: str
     weights: str = ""
     kv_dtype: str = ""
-    n_ranks: int = 1
+    n_ranks: int | None = None
     machine: str = ""
     max_context: int | None = None
     fit: Fit | None = None

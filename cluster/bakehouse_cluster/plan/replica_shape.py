@@ -9,7 +9,7 @@ from bakehouse_kernels.dispatch import default_block_size
 from bakehouse_replica.core.capacity import KVShape, plan_blocks
 from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.types import Capacity, SchedulingPolicy
-from bakehouse_replica.executors.device_choice import kv_dtype_of
+from bakehouse_replica.executors.device_choice import kind_of, kv_dtype_of
 from bakehouse_replica.executors.step_sizes import step_sizes
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS
 from bakehouse_replica.model.sharding import check_sizes
@@ -31,6 +31,7 @@ def replica_shape(config: Config, cost: CostFile) -> ReplicaShape:
     check_sizes(spec, settings.tensor_parallel)
     max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
     device = torch.device(cost.device)
+    _require_measured(settings, device, cost)
     sizes = step_sizes(settings, device)
     return ReplicaShape(
         capacity=_capacity(settings, spec, max_model_len, device),
@@ -65,6 +66,21 @@ def _require_plannable(config: Config, cost: CostFile) -> None:
         raise ConfigError(
             "replica.kv_memory: not given, and a replica takes what its machine has free when it starts; "
             "say how much a replica will have, as --kv-memory 1GiB"
+        )
+
+
+def _require_measured(settings: ReplicaSettings, device: torch.device, cost: CostFile) -> None:
+    """A cost that says of what it is must be of this replica; one written by hand may not say."""
+    weights = kind_of(settings, device)
+    if cost.weights not in ("", weights):
+        raise ConfigError(
+            f"model.dtype and model.quantize: products would be in {weights}, but the cost was measured in "
+            f"{cost.weights}; calibrate with the options of the server"
+        )
+    if cost.n_ranks not in (None, settings.tensor_parallel):
+        raise ConfigError(
+            f"replica.tensor_parallel: it is {settings.tensor_parallel}, but the cost was measured with "
+            f"{cost.n_ranks}; calibrate with the options of the server"
         )
 
 

@@ -1,5 +1,6 @@
 """What a replica would be is what it is when it starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tiny_llama import N_TOKENS, tiny_config
 
 ON_CPU = CostFile(cost=StepCost(step_s=1.0), device="cpu", model="tiny")
 ON_GPU = CostFile(cost=StepCost(step_s=1.0), device="cuda", model="tiny")
+MEASURED = replace(ON_CPU, weights="float32", n_ranks=1)
 MIB = 1024**2
 
 
@@ -84,6 +86,8 @@ def test_ranks_share_the_memory_that_is_given(folder: Path) -> None:
         ({"device": "cuda"}, {}, ON_CPU, "model.device: it is cuda, but the cost was measured on cpu"),
         ({"device": "cpu"}, {}, ON_GPU, "model.device: it is cpu, but the cost was measured on cuda"),
         ({}, {"executor": "fake"}, ON_CPU, "replica.executor: only a model"),
+        ({"quantize": "int8"}, {}, MEASURED, "products would be in int8, but the cost was measured in float32"),
+        ({}, {"tensor_parallel": 2}, MEASURED, "it is 2, but the cost was measured with 1"),
         ({"source": "scripted:x.yaml"}, {}, ON_CPU, "replica.executor: only a model"),
     ],
 )
@@ -106,3 +110,7 @@ def test_queues_are_those_of_the_configuration() -> None:
         {"gateway": {"max_queued_requests": 3, "max_queued_tokens": 99}, "server": {"gateways": 2}}
     )
     assert gateway_shape(tree) == GatewayShape(n_gateways=2, max_queued_requests=3, max_queued_tokens=99)
+
+
+def test_a_cost_that_was_measured_on_such_a_replica_is_taken(folder: Path) -> None:
+    assert replica_shape(config(folder), MEASURED) == replica_shape(config(folder), ON_CPU)
