@@ -83,7 +83,7 @@ def p2(effort: Effort) -> Iterator[Row]:
 def p4(effort: Effort) -> Iterator[Row]:
     """Figure 12: the rate at which latency leaves the floor."""
     yield _knees("P4", setups.OPT_13B, setups.SHAREGPT, "paged: 2.7-8x Max, 1.7-2.7x Oracle", effort)
-    yield _knees("P4", setups.OPT_13B, setups.ALPACA, "as in ShareGPT, see figure 12", effort)
+    yield _knees("P4", setups.OPT_13B, setups.ALPACA, "-", effort)
     yield _knees("P5", setups.OPT_175B, setups.ALPACA, "paged gains little", effort)
 
 

@@ -13,7 +13,6 @@ from benchmarks.papers.setups import Lengths, Setup, our_scheduler
 class Stalls:
     """Gaps between the tokens of a request, and how long its first one takes, in seconds."""
 
-    gap_p50_s: float
     gap_p99_s: float
     gap_max_s: float
     ttft_p50_s: float
@@ -33,7 +32,6 @@ def stalls(
     records = play(scheduler, lengths.visits(n_requests, rate=rate, seed=0), setup.cost())
     gaps = [after - before for record in records for before, after in pairwise(record.token_s)]
     return Stalls(
-        gap_p50_s=float(np.percentile(gaps, 50)),
         gap_p99_s=float(np.percentile(gaps, 99)),
         gap_max_s=max(gaps),
         ttft_p50_s=float(np.percentile([record.ttft_s for record in records], 50)),
