@@ -16,7 +16,6 @@ from itertools import cycle, groupby, islice
 from operator import itemgetter
 from random import Random
 
-from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.errors import BakehouseError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.core.metric_table import PREEMPTIONS, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS
@@ -97,19 +96,7 @@ class FleetRun:
 
 
 _COUNTED = {PREEMPTIONS.name, PREFIX_QUERIED_TOKENS.name, PREFIX_HIT_TOKENS.name}
-MakeScheduler = Callable[[ReplicaShape, ReplicaCard, Counts], Scheduler]
 MakeExecutor = Callable[[ReplicaShape], Executor]
-
-
-def production_scheduler(shape: ReplicaShape, card: ReplicaCard, counts: Counts) -> Scheduler:
-    """As the engine makes it."""
-    return Scheduler(
-        capacity=shape.capacity,
-        policy=shape.policy,
-        model_digest=card.model_digest,
-        hash_key=card.hash_key,
-        counts=counts,
-    )
 
 
 def simulated_executor(shape: ReplicaShape) -> SimulatedExecutor:
@@ -120,7 +107,8 @@ def simulated_executor(shape: ReplicaShape) -> SimulatedExecutor:
 class Fleet:
     """N replicas and their gateways, on a clock of their own. Say what comes (`at`), then `run` it, once.
 
-    `watch` is shown each plan, with the number of its replica.
+    `make_executor`: who carries out steps and says how long each took; a model's own executor may, too. `watch` is
+    shown each plan, with the number of its replica.
     """
 
     def __init__(
@@ -131,7 +119,6 @@ class Fleet:
         gateways: GatewayShape = ONE_GATEWAY,
         route: Route = choose,
         seed: int = 0,
-        make_scheduler: MakeScheduler = production_scheduler,
         make_executor: MakeExecutor = simulated_executor,
         watch: Callable[[int, StepPlan], None] | None = None,
     ) -> None:
@@ -141,39 +128,17 @@ class Fleet:
         self._gaps: Counter[float] = Counter()
         self._gateway_of: dict[str, SimulatedGateway] = {}
         self._counts = [replica_counts() for _ in range(n_replicas)]
-        self._schedulers = []
-        self._replicas = []
+        self._schedulers: list[Scheduler] = []
         self._gateways = [
-            SimulatedGateway(
-                clock=self._clock,
-                queue=WaitingQueue(
-                    max_requests=gateways.max_queued_requests,
-                    max_tokens=gateways.max_queued_tokens,
-                    clock=self._clock,
-                ),
-                route=route,
-                random=Random(f"{seed} gateway {index}"),
-                gaps=self._gaps,
-                ended=self._end,
-            )
+            self._new_gateway(gateways, route, Random(f"{seed} gateway {index}"))
             for index in range(gateways.n_gateways)
         ]
         self._turn = cycle(self._gateways)
-        for index, counts in enumerate(self._counts):
-            card = shape.card(f"replica-{index}")
-            scheduler = make_scheduler(shape, card, counts)
-            replica = SimulatedReplica(
-                card=card,
-                scheduler=scheduler,
-                executor=make_executor(shape),
-                clock=self._clock,
-                deliver=self._deliver,
-                refuse=self._refuse,
-                watch=None if watch is None else partial(watch, index),
-            )
-            self._schedulers.append(scheduler)
-            self._replicas.append(replica)
-            self._hear(card, replica.load)
+        self._replicas = [
+            self._new_replica(index, shape, make_executor(shape), watch) for index in range(n_replicas)
+        ]
+        for replica in self._replicas:
+            self._hear(replica.card, replica.load)
         self._submits = {replica.card.replica_id: replica.submit for replica in self._replicas}
         self._reports = Reports(
             self._clock, self._replicas, hear=self._hear, is_needed=lambda: bool(self._gateway_of)
@@ -219,6 +184,40 @@ class Fleet:
             n_preemptions=counted[PREEMPTIONS.name],
             n_queried_tokens=counted[PREFIX_QUERIED_TOKENS.name],
             n_hit_tokens=counted[PREFIX_HIT_TOKENS.name],
+        )
+
+    def _new_gateway(self, shape: GatewayShape, route: Route, random: Random) -> SimulatedGateway:
+        queue = WaitingQueue(
+            max_requests=shape.max_queued_requests, max_tokens=shape.max_queued_tokens, clock=self._clock
+        )
+        return SimulatedGateway(
+            clock=self._clock, queue=queue, route=route, random=random, gaps=self._gaps, ended=self._end
+        )
+
+    def _new_replica(
+        self,
+        index: int,
+        shape: ReplicaShape,
+        executor: Executor,
+        watch: Callable[[int, StepPlan], None] | None,
+    ) -> SimulatedReplica:
+        card = shape.card(f"replica-{index}")
+        scheduler = Scheduler(
+            capacity=shape.capacity,
+            policy=shape.policy,
+            model_digest=card.model_digest,
+            hash_key=card.hash_key,
+            counts=self._counts[index],
+        )
+        self._schedulers.append(scheduler)
+        return SimulatedReplica(
+            card=card,
+            scheduler=scheduler,
+            executor=executor,
+            clock=self._clock,
+            deliver=self._deliver,
+            refuse=self._refuse,
+            watch=None if watch is None else partial(watch, index),
         )
 
     def _submit(self, request: Request) -> None:

@@ -48,11 +48,6 @@ class SimulatedGateway:
         self._places: dict[str, Place] = {}
         self._replica_ids: dict[str, str] = {}
 
-    @property
-    def n_open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._streams)
-
     def hear(self, card: ReplicaCard, load: ReplicaLoad) -> None:
         """A replica's report has come."""
         self._table.update(card, load, None)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _USES = {"prefix cache hits": DARK, "KV in use": MIDDLE, "busy": LIGHT}
+# Fleets that are far too small have latencies beside which all others, and the limit, would look like 0.
+_TIMES_SHOWN = 4
 _TOKENS = {"output": DARK, "input and output": LIGHT}
 
 
@@ -74,5 +76,6 @@ def _draw_limit(axes: "Axes", limit_s: float | None, *, unit_s: float) -> None:
         return
     limit = limit_s / unit_s
     axes.axhline(limit, color=INK, linewidth=1, linestyle="--", label="limit")
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * limit))
+    highest = max(axes.get_ylim()[1], 1.12 * limit)
+    axes.set_ylim(0, min(highest, _TIMES_SHOWN * limit))
     axes.legend()

@@ -11,7 +11,8 @@ from bakehouse_cluster.plan.objective import Objective, good_share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSummary:
-    """One number of replicas. Latencies and tokens are those of answered requests, as `bakehouse bench` has them.
+    """One number of replicas. Latencies and tokens are those of answered requests, as `bakehouse bench` has them;
+    `itl_s` alone is of all tokens that came.
 
     `misses`: why it does not meet the objective, nothing where it does. `good_share`: of all requests, those that
     were answered within all limits. `hit_ratio`: of prompt tokens at first admission, those found in the prefix

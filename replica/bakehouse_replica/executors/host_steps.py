@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.types import Chunk, StepPlan, StepResult
 
+_new_chunk = maker_of(Chunk)
 _ANY_TOKEN = 0  # follows a draw without tokens: that has ended the choice, and nobody reads what comes of it
 
 
@@ -66,4 +68,11 @@ class HostStep:
 
 def _filled(chunk: Chunk, token_ids: tuple[int, ...]) -> Chunk:
     (token_id,) = token_ids or (_ANY_TOKEN,)
-    return replace(chunk, token_ids=(token_id,), follows_draw=False)
+    return _new_chunk(
+        sequence_id=chunk.sequence_id,
+        token_ids=(token_id,),
+        start=chunk.start,
+        block_ids=chunk.block_ids,
+        sample=chunk.sample,
+        score=chunk.score,
+    )

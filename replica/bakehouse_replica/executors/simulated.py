@@ -2,9 +2,9 @@
 
 What it draws is a function of a sequence's past, which it knows from its blocks alone, as attention does. A block
 holds the tokens written to it and one number that stands for everything before them; the number of the next block
-follows from both. So a token costs the same after 10 tokens and after 100,000. What a chunk reads is the block that
-it goes on in, or the one before: where that is wrong, lacks tokens or was never written, it fails loudly or draws
-other tokens than a cold run. (`fake` reads all of them.)
+follows from both. So a token costs the same after 10 tokens and after 100,000. What a chunk reads is the block in
+which it goes on, or the one before: where that is wrong, lacks tokens or was never written, it fails loudly or
+draws other tokens than a cold run. (`fake` reads all of them.)
 
 It draws no end of its own: an answer goes on until its request's `max_tokens`, unless a stop id comes up. Whoever
 simulates a trace gives each request the length that it had.

@@ -19,7 +19,7 @@ from bakehouse_cluster.plan.policies import choose_at_random, choose_least_loade
 from bakehouse_cluster.plan.records import SimulatedRecord
 from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.types import Capacity, Request, SchedulingPolicy, StepPlan
-from bakehouse_replica.executors.simulated import StepCost
+from bakehouse_replica.executors.simulated import SimulatedExecutor, StepCost
 from bakehouse_router.policy.pick import choose
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -86,6 +86,14 @@ def test_an_overlapped_step_begins_where_the_last_one_ends() -> None:
     run = open_loop(Fleet(shape, 1), [(0.0, request(0)), (0.5, request(1))])
     # The second step was planned ahead at 0, so that who came at 0.5 joins the third.
     assert [(record.first_s, record.ended_s) for record in by_id(run)] == [(1.0, 3.0), (3.0, 5.0)]
+
+
+def test_who_carries_out_steps_says_how_long_they_take() -> None:
+    def slow(shape: ReplicaShape) -> SimulatedExecutor:
+        return SimulatedExecutor(shape.capacity, StepCost(step_s=7.0))
+
+    (record,) = open_loop(Fleet(ONE_BY_ONE, 1, make_executor=slow), [(0.0, request(0))]).records
+    assert (record.first_s, record.ended_s) == (7.0, 21.0)
 
 
 def test_what_the_gateway_s_queue_cannot_hold_is_shed_and_says_so() -> None:
