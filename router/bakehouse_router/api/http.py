@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, KeyGuard
+from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, REPLICAS_PATH, KeyGuard
 from bakehouse_router.api.generating import REPLICA_HEADER
 from bakehouse_router.api.openapi import openapi_document
 from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER
@@ -71,6 +71,7 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
         ("POST", "/v1/detokenize", routes.detokenize),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
+        ("GET", REPLICAS_PATH, routes.replicas),
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", METRICS_PATH, routes.metrics),
@@ -78,8 +79,14 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
     ]
 
 
-def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id: bool = True) -> FastAPI:
-    """The ASGI application over `gateway`.
+def build_api(
+    gateway: Gateway,
+    *,
+    keys: KeyRing | None = None,
+    tells_request_id: bool = True,
+    gateway_id: str | None = None,
+) -> FastAPI:
+    """The ASGI application over `gateway`, which the log knows by `gateway_id`.
 
     `keys` None asks nobody for a key. `tells_request_id`: False behind a server that adds the header itself, as
     Ray Serve does; it would come twice.
@@ -92,7 +99,7 @@ def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for method, path, handler in _routes(Routes(gateway)):
+    for method, path, handler in _routes(Routes(gateway, gateway_id)):
         app.add_route(path, handler, methods=[method])
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
     app.add_route("/openapi.json", partial(_describe, document), methods=["GET"])

@@ -66,7 +66,12 @@ async def test_the_described_schemas_fit_what_is_sent_and_received(client: httpx
     for body_schema, path, body, reply_schema in bodies:
         jsonschema.validate(body, _schema(body_schema))
         jsonschema.validate((await client.post(path, json=body)).json(), _schema(reply_schema))
-    for path, reply_schema in (("/v1/models", "ModelList"), ("/health", "Health"), ("/ready", "Readiness")):
+    for path, reply_schema in (
+        ("/v1/models", "ModelList"),
+        ("/v1/replicas", "Fleet"),
+        ("/health", "Health"),
+        ("/ready", "Readiness"),
+    ):
         jsonschema.validate((await client.get(path)).json(), _schema(reply_schema))
     jsonschema.validate((await client.get("/v1/nothing")).json(), _schema("Error"))
 
