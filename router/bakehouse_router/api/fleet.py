@@ -1,4 +1,4 @@
-"""What a gateway knows of its replicas and of itself, as JSON: whole for who watches, less for `/health`."""
+"""What a gateway knows of its replicas and of itself, as JSON: whole for the console page, less for `/health`."""
 
 from collections.abc import Iterable
 

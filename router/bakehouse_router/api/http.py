@@ -19,6 +19,7 @@ from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER
 from bakehouse_router.api.recorded import Recorded, note_error
 from bakehouse_router.api.routes import Routes
 from bakehouse_router.api.surround import REQUEST_ID_HEADER, Surround, error_response, refuse
+from bakehouse_router.console.pages import CONSOLE_PATHS, console_handlers
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
 from bakehouse_router.metrics import GatewayMetrics
@@ -103,11 +104,15 @@ def build_api(
         app.add_route(path, handler, methods=[method])
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
     app.add_route("/openapi.json", partial(_describe, document), methods=["GET"])
+    for path, serve_file in console_handlers().items():
+        app.add_route(path, serve_file, methods=["GET"])
     for kind in (BakehouseError, HTTPException):
         app.add_exception_handler(kind, partial(_tell_error, gateway.metrics))
     app.add_exception_handler(ClientDisconnect, _nobody_left)
     if keys is not None:
-        open_paths = OPEN_PATHS | {METRICS_PATH} if gateway.settings.opens_metrics else OPEN_PATHS
+        open_paths = OPEN_PATHS | CONSOLE_PATHS
+        if gateway.settings.opens_metrics:
+            open_paths |= {METRICS_PATH}
         app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=partial(_refuse, gateway.metrics))
     app.add_middleware(Recorded, records=gateway.records, kinds=_RECORDED)
     app.add_middleware(Surround, tells_request_id=tells_request_id, on_failure=gateway.metrics.reject)
