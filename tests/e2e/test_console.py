@@ -269,6 +269,38 @@ def test_the_api_says_in_its_own_words_what_is_wrong(page: Page, server: Server)
     assert page.text(".answer") == ANSWER_TEXT
 
 
+# What a gateway adds that explains its requests; it knows the first one.
+EXPLAINED = """
+    const send = fetch;
+    window.explained = [];
+    window.fetch = async (path, options) => {
+      if (path.endsWith("/explain")) {
+        explained.push(path);
+        return explained.length === 1 ? Response.json({ outcome: "complete" })
+          : Response.json({ error: { message: "unknown" } }, { status: 404 });
+      }
+      const answer = await send(path, options);
+      return new Response(answer.body, { headers: [...answer.headers, ["x-bakehouse-route", "load"]] });
+    };
+"""
+
+
+def test_why_tells_what_became_of_a_request_or_goes_where_nobody_knows(page: Page) -> None:
+    page.open()
+    page.run(EXPLAINED)
+    page.ask("What is in it?")
+    page.wait_for_end()
+    page.find(".why").click()
+    wait_until(lambda: page.find(".story").is_displayed(), SEEN_S, "the story")
+    assert json.loads(page.text(".story")) == {"outcome": "complete"}
+    page.find(".why").click()
+    assert not page.find(".story").is_displayed()
+    page.find(".why").click()
+    wait_until(lambda: not page.find(".why").is_displayed(), SEEN_S, "not offered any longer")
+    request_id = page.text(".timing").rpartition(" · request ")[2]
+    assert page.run("return explained") == [f"v1/requests/{request_id}/explain"] * 2
+
+
 def test_the_page_asks_for_a_key_and_keeps_it_in_its_tab_alone(page: Page, server: Server) -> None:
     page.open(key=None)
     assert page.text("#key-problem") == httpx.get(f"{server.url}/v1/replicas").json()["error"]["message"]

@@ -44,6 +44,23 @@ class Exchange {
   tell(timing) {
     this.#timing.textContent = timing;
   }
+
+  /** Offers the story of its request, which `load` brings; once it cannot be had it is not offered any longer. */
+  offerStory(load) {
+    const why = this.#element.querySelector(".why");
+    const story = this.#element.querySelector(".story");
+    why.hidden = false;
+    why.addEventListener("click", async () => {
+      try {
+        if (story.hidden) story.textContent = JSON.stringify(await load(), null, 2);
+        story.hidden = !story.hidden;
+        why.setAttribute("aria-expanded", String(!story.hidden));
+      } catch (error) {
+        why.hidden = true;
+        if (!(error instanceof ApiError)) throw error;
+      }
+    });
+  }
 }
 
 /** What is known of an answer's cost; moments are the page's, in seconds. */
@@ -150,6 +167,8 @@ export class Chat {
       const response = await this.#api.post(PATH, body, signal);
       timing.replica = response.headers.get("x-bakehouse-replica");
       timing.requestId = response.headers.get("x-request-id");
+      // A gateway that tells its choice of a replica can explain the rest.
+      if (response.headers.has("x-bakehouse-route")) exchange.offerStory(() => this.#story(timing.requestId));
       for await (const read of payloads(response)) {
         const isAtEnd = this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < FOLLOWS_PX;
         this.#take(read, exchange, timing);
@@ -162,6 +181,11 @@ export class Chat {
     } finally {
       exchange.tell(timing.toString());
     }
+  }
+
+  async #story(requestId) {
+    const path = `v1/requests/${encodeURIComponent(requestId)}/explain`;
+    return await this.#api.get(path, new AbortController().signal);
   }
 
   #take(read, exchange, timing) {
