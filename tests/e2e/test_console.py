@@ -11,11 +11,10 @@ import httpx
 import numpy as np
 import pytest
 from browser import browsing
+from console_page import Page
 from matplotlib.image import imread
 from selenium import webdriver
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 from servers import Server, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -58,62 +57,14 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
         yield chrome
 
 
-class Page:
-    """The page in its window."""
-
-    def __init__(self, window: webdriver.Chrome, server: Server) -> None:
-        self.window = window
-        self._server = server
-
-    def open(self, key: str | None = KEY) -> None:
-        """Anew, in a tab that keeps this key, or none."""
-        self.window.get(f"{self._server.url}/health")
-        self.run("sessionStorage.clear(); if (arguments[0]) sessionStorage['bakehouse-key'] = arguments[0]", key)
-        self.window.get(self._server.url)
-        state = "waits for an API key" if key is None else "live"
-        wait_until(lambda: self.text("#news") == state, SEEN_S, state)
-
-    def run(self, script: str, *arguments: object) -> Any:
-        return self.window.execute_script(script, *arguments)
-
-    def find(self, selector: str) -> WebElement:
-        return self.window.find_element(By.CSS_SELECTOR, selector)
-
-    def text(self, selector: str) -> str:
-        """Of the last element that fits, "" where none does; as it is in the document."""
-        script = "return [...document.querySelectorAll(arguments[0])].at(-1)?.textContent ?? ''"
-        found: str = self.run(script, selector)
-        return found
-
-    def figure(self, name: str, within: str = "#sums") -> str:
-        return self.text(f"{within} [data-figure={name}]")
-
-    def fill(self, selector: str, text: str) -> None:
-        self.find(selector).clear()
-        self.find(selector).send_keys(text)
-
-    def ask(self, question: str) -> None:
-        self.fill("#question", question)
-        self.find("#send").click()
-
-    def wait_for_end(self) -> None:
-        wait_until(lambda: not self.find("#stop").is_enabled(), SEEN_S, "the end of the answer")
-
-
 @pytest.fixture
 def page(window: webdriver.Chrome, server: Server) -> Iterator[Page]:
     """Nothing on the console at the end but answers that were errors: no fault of a script or of the policy."""
-    yield Page(window, server)
-    window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    shown = Page(window, server.url, KEY, SEEN_S)
+    yield shown
+    shown.restore()
     said = [entry for entry in window.get_log("browser") if entry["source"] != "network"]  # type: ignore[no-untyped-call]
     assert said == []
-
-
-def resize(window: webdriver.Chrome, width: int, height: int, scheme: str) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    scheme_asked = [{"name": "prefers-color-scheme", "value": scheme}]
-    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme_asked})
 
 
 def load_of(server: Server) -> dict[str, int]:
@@ -241,7 +192,7 @@ def test_an_answer_that_is_stopped_frees_its_sequence(page: Page, server: Server
 
 def test_the_log_follows_a_long_answer_unless_somebody_reads_further_up(page: Page, server: Server) -> None:
     page.open()
-    resize(page.window, 360, 500, "light")
+    page.resize(360, 500, "light")
     page.ask("Bake all night")
     log = "const log = document.getElementById('log');"
     wait_until(lambda: page.run(f"{log} return log.scrollTop") > 200, SEEN_S, "scrolled")
@@ -302,7 +253,7 @@ def test_why_tells_what_became_of_a_request_or_goes_where_nobody_knows(page: Pag
 
 
 def test_the_page_asks_for_a_key_and_keeps_it_in_its_tab_alone(page: Page, server: Server) -> None:
-    page.open(key=None)
+    page.open(has_key=False)
     assert page.text("#key-problem") == httpx.get(f"{server.url}/v1/replicas").json()["error"]["message"]
     page.fill("#key", "sk-nobody-0123456789abcdef" + Keys.ENTER)
     wait_until(lambda: page.text("#key-problem") == "this API key is not known here", SEEN_S, "refused")
@@ -361,39 +312,6 @@ def test_polls_slow_down_while_they_fail_and_rest_while_nobody_looks(page: Page,
         page.window.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", by_hand)
 
 
-# What is wider than its place, and which two of the elements of one part of the page overlap.
-LAYOUT = """
-    const PARTS = ".top, .key, .ask, .live, #log";
-    const LEAVES = "h1, h2, h3, h4, p, dt, dd, button, input, textarea, label, summary, .state, .age, .curve, "
-      + ".cells, .text, .exchange .problem";
-    const isSeen = (element) => element.checkVisibility() && element.getBoundingClientRect().height
-      && !element.closest(".visually-hidden");
-    const shown = [...document.querySelectorAll(`${PARTS}, ${LEAVES}`)].filter(isSeen);
-    const name = (element) => element.id || element.className || `${element.tagName} ${element.textContent}`;
-    const part = (element) => element.parentElement.closest(`${PARTS}, body`);
-    const boxes = shown.map((element) => element.getBoundingClientRect());
-    const overlaps = [];
-    for (const [i, a] of boxes.entries()) {
-      for (const [j, b] of boxes.entries()) {
-        const width = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-        const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        if (i < j && width > 1 && height > 1 && part(shown[i]) === part(shown[j]))
-          overlaps.push([name(shown[i]), name(shown[j])]);
-      }
-    }
-    const wide = [...document.querySelectorAll("*")].filter(
-      (element) => element.clientWidth && element.scrollWidth > element.clientWidth + 1
-        && element.tagName !== "INPUT" && !element.closest(".visually-hidden"));
-    return {
-      overlaps,
-      wide: wide.map(name),
-      right: Math.max(...boxes.map((box) => box.right)),
-      inside: document.documentElement.clientWidth,
-      n: shown.length,
-    };
-"""
-
-
 def test_nothing_overlaps_or_needs_sideways_scrolling_in_narrow_and_wide_windows(
     page: Page, server: Server, tmp_path: Path
 ) -> None:
@@ -409,13 +327,13 @@ def test_nothing_overlaps_or_needs_sideways_scrolling_in_narrow_and_wide_windows
             page.wait_for_end()
         wait_until(lambda: page.figure("running") == "5", SEEN_S, "under load")
         for width, scheme in ((360, "light"), (768, "dark"), (1440, "light")):
-            resize(page.window, width, 1000, scheme)
-            found = page.run(LAYOUT)
+            page.resize(width, 1000, scheme)
+            found = page.layout()
             assert (found["overlaps"], found["wide"]) == ([], []), width
             assert found["right"] <= found["inside"] <= width
             assert found["n"] > 40
             backgrounds.add(page.run("return getComputedStyle(document.body).backgroundColor"))
-        resize(page.window, 1280, 720, "light")
+        page.resize(1280, 720, "light")
         for opened in ("#key-toggle", "summary", "#clear"):
             page.find(opened).click()
         page.ask("What is in it?")
