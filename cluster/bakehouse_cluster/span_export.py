@@ -1,20 +1,22 @@
 """Where the spans of a Serve process go; Serve calls one of these functions in each, by its path.
 
 Serve makes a span of whatever it carries. Left out is what belongs to nobody's request: the polls of each
-replica's status, two a second for each gateway; subscriptions; and whoever asks a gateway whether it lives.
+replica's status, two a second for each gateway; subscriptions; whoever asks a gateway whether it lives; and the
+console page with its polls, one a second.
 """
 
 import os
 from importlib import import_module
 
 from bakehouse_replica.core.errors import ConfigError
-from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS
+from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, REPLICAS_PATH
+from bakehouse_router.console.pages import CONSOLE_PATHS
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _BETWEEN_OURS = ("replica_handle_request Replica ", "route_to_replica Replica ")
-_PROBES = (*OPEN_PATHS, METRICS_PATH, "Check")
+_PROBES = {*OPEN_PATHS, *CONSOLE_PATHS, METRICS_PATH, REPLICAS_PATH, "Check"}
 
 
 class OfRequests(SpanProcessor):

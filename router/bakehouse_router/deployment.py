@@ -67,8 +67,9 @@ class GatewayDeployment:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
         self._client.start()
+        gateway_id = serve.get_replica_context().replica_id.unique_id
         dispatcher, decisions = Dispatcher(self._client), self._calls.decisions
-        self._faces = await asyncio.to_thread(_build_faces, self._settings, dispatcher, decisions)
+        self._faces = await asyncio.to_thread(_build_faces, self._settings, dispatcher, decisions, gateway_id)
         counted = RayMetrics(metric for metric in METRICS if metric.source is Source.GATEWAY)
         self._pushing = asyncio.create_task(push_for_ever([counted], self._faces.gateway.metrics.series))
         self._pushing.add_done_callback(log_end)
@@ -158,7 +159,10 @@ class GatewayDeployment:
 
 
 def _build_faces(
-    settings: GatewaySettings, dispatcher: Dispatcher, decisions: Callable[[], Mapping[str, int]]
+    settings: GatewaySettings,
+    dispatcher: Dispatcher,
+    decisions: Callable[[], Mapping[str, int]],
+    gateway_id: str,
 ) -> _Faces:
     # They load transformers and torch, 3.5 s that a process which only deploys this class need not wait for.
     from bakehouse_replica.source import open_source
@@ -183,6 +187,6 @@ def _build_faces(
     keys = None if settings.keys_path is None else KeyRing(settings.keys_path)
     return _Faces(
         gateway=gateway,
-        http=build_api(gateway, keys=keys, tells_request_id=False),
+        http=build_api(gateway, keys=keys, tells_request_id=False, gateway_id=gateway_id),
         grpc=InferenceService(gateway, keys),
     )

@@ -50,7 +50,8 @@ class ReplicaWatch:
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
         """The replicas as of the last round, at most a period and a timeout old."""
-        return tuple(status for status, _ in self._answers.values())
+        now = time.monotonic()
+        return tuple(replace(status, age_s=now - asked_s) for status, asked_s in self._answers.values())
 
     async def first(self, coming: Awaitable[T], request: Request) -> T:
         """What a request waits for first. Serve would wait without limit for a replica to appear; this does not.

@@ -29,7 +29,15 @@ class RequestRecord:
     `tenant` is whose key it came with. `span` None: it is not traced.
     """
 
-    def __init__(self, face: Face, kind: Kind, request_id: str, log: RequestLog, span: RequestSpan | None) -> None:
+    def __init__(
+        self,
+        face: Face,
+        kind: Kind,
+        request_id: str,
+        log: RequestLog,
+        span: RequestSpan | None,
+        open_records: "set[RequestRecord]",
+    ) -> None:
         self.tenant = ""
         self.span = span
         self.keeps_text = log.has_prompts
@@ -37,6 +45,7 @@ class RequestRecord:
         self._kind: Kind = kind
         self._request_id = request_id
         self._log = log
+        self._open_records = open_records
         self._received_at = time.monotonic()
         self._call_id: str | None = None
         self._call: Call | None = None
@@ -57,11 +66,13 @@ class RequestRecord:
         self._error = error
 
     def __enter__(self) -> "RequestRecord":
+        self._open_records.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open_records.discard(self)
         if isinstance(error, Exception):
             self.fail(error)
         report = self._report()
@@ -105,11 +116,17 @@ class Records:
     def __init__(self, log: RequestLog, tracing: Tracing | None = None) -> None:
         self._log = log
         self._tracing = tracing
+        self._open: set[RequestRecord] = set()
+
+    @property
+    def n_open(self) -> int:
+        """Requests that have arrived and whose answer has not been sent whole."""
+        return len(self._open)
 
     def open(self, face: Face, kind: Kind, request_id: str, carrier: Mapping[str, str]) -> RequestRecord:
         """The record of a request that has arrived; `carrier`: its headers, by names in lower case."""
         span = None if self._tracing is None else self._tracing.begin(carrier)
-        return RequestRecord(face, kind, request_id, self._log, span)
+        return RequestRecord(face, kind, request_id, self._log, span, self._open)
 
 
 def _prompts(generation: Generation) -> tuple[PromptAttempts, ...]:

@@ -23,7 +23,8 @@ def test_what_belongs_to_no_request_is_left_out() -> None:
     tracer = provider.get_tracer("serve")
     for name in ("replica_handle_request Replica status", "route_to_replica Replica subscribe"):
         tracer.start_span(name).end()
-    for asked in ({"route": "/ready"}, {"route": "/metrics"}, {"route": "bakehouse", "call_method": "Check"}):
+    probes = [{"route": path} for path in ("/ready", "/metrics", "/", "/console/main.js", "/v1/replicas")]
+    for asked in (*probes, {"route": "bakehouse", "call_method": "Check"}):
         tracer.start_span("replica_handle_request Gateway __call__", attributes=asked).end()
     assert kept.get_finished_spans() == ()
     with tracer.start_as_current_span(

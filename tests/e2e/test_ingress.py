@@ -68,6 +68,21 @@ def test_serves_proxy_listens_on_loopback_only(proxied: Server) -> None:
     assert listening == {"127.0.0.1"}
 
 
+def test_serves_proxy_brings_the_console_page_and_its_numbers(proxied: Server) -> None:
+    with httpx.Client(base_url=proxied.url, timeout=60) as http:
+        page = http.get("/")
+        script = http.get("/console/main.js", headers={"accept-encoding": "identity"})
+        again = http.get("/console/main.js", headers={"if-none-match": script.headers["etag"]})
+        fleet = http.get("/v1/replicas").json()
+        unknown = http.get("/console/nothing.js")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert (again.status_code, again.content) == (304, b"")
+    assert (len(fleet["data"]), fleet["data"][0]["serves"], fleet["gateway"]["model"]) == (1, True, "scripted")
+    assert fleet["gateway"]["id"] != fleet["data"][0]["id"]
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+
+
 def test_serves_proxy_before_two_gateways_streams_cancels_and_drains(proxied: Server) -> None:
     """The last test of this server."""
     assert_streams_cancels_and_drains(proxied)

@@ -548,6 +548,7 @@ async def test_statuses_show_who_serves_who_does_not_and_who_has_gone_silent() -
     assert (statuses["b"].problem, statuses["b"].counted) == ("dead", counted)
     assert (statuses["a"].problem or "").startswith("silent for")
     assert statuses["a"].counted == (), "nobody knows what it counts by now"
+    assert statuses["a"].age_s > statuses["b"].age_s > 0
 
 
 async def test_whether_all_that_run_have_answered_is_known() -> None:

@@ -36,6 +36,7 @@ from bakehouse_router.calls import ChatCall, CompletionCall, GenerationOptions, 
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.generation import RequestDispatcher
+from bakehouse_router.metrics import GatewayMetrics
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.structured import GrammarChecker
 from bakehouse_router.text.messages import ChatMessage
@@ -261,7 +262,8 @@ async def served(
     chosen = gateway_settings or settings()
     queue = WaitingQueue(max_requests=chosen.max_queued_requests, max_tokens=chosen.max_queued_tokens)
     grammars = GrammarChecker(text.tokenizer.vocabulary, chosen)
-    gateway = Gateway(chosen, dispatcher, text, grammars=grammars, admission=queue)
+    metrics = GatewayMetrics(queue=queue)
+    gateway = Gateway(chosen, dispatcher, text, grammars=grammars, admission=queue, metrics=metrics)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build_api(gateway), log_config=None, lifespan="off", ws="none")
     config.load()

@@ -301,13 +301,15 @@ class ReplicaLoad:
 class ReplicaStatus:
     """One replica as seen from outside: `problem` says in words why it does not serve, None where it does.
 
-    `counted`: what it has counted, by the names of the one table.
+    `counted`: what it has counted, by the names of the one table. `age_s`: how long ago whoever tells it on asked
+    for it; equal news is equal however old.
     """
 
     card: ReplicaCard
     load: ReplicaLoad
     problem: str | None = None
     counted: tuple[Series, ...] = ()
+    age_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from bakehouse_router.keys import KeyRing
 # Load balancers and Kubernetes ask these without a key.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_PATH = "/metrics"
+# Asked for every second by each console page that somebody looks at.
+REPLICAS_PATH = "/v1/replicas"
 
 Refuse = Callable[[Unauthenticated, Scope, Receive, Send], Awaitable[None]]
 

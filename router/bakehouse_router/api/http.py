@@ -12,13 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, KeyGuard
+from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, REPLICAS_PATH, KeyGuard
 from bakehouse_router.api.generating import REPLICA_HEADER
 from bakehouse_router.api.openapi import openapi_document
 from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER
 from bakehouse_router.api.recorded import Recorded, note_error
 from bakehouse_router.api.routes import Routes
 from bakehouse_router.api.surround import REQUEST_ID_HEADER, Surround, error_response, refuse
+from bakehouse_router.console.pages import CONSOLE_PATHS, console_handlers
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
 from bakehouse_router.metrics import GatewayMetrics
@@ -71,6 +72,7 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
         ("POST", "/v1/detokenize", routes.detokenize),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
+        ("GET", REPLICAS_PATH, routes.replicas),
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", METRICS_PATH, routes.metrics),
@@ -78,8 +80,14 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
     ]
 
 
-def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id: bool = True) -> FastAPI:
-    """The ASGI application over `gateway`.
+def build_api(
+    gateway: Gateway,
+    *,
+    keys: KeyRing | None = None,
+    tells_request_id: bool = True,
+    gateway_id: str | None = None,
+) -> FastAPI:
+    """The ASGI application over `gateway`, which the log knows by `gateway_id`.
 
     `keys` None asks nobody for a key. `tells_request_id`: False behind a server that adds the header itself, as
     Ray Serve does; it would come twice.
@@ -92,15 +100,19 @@ def build_api(gateway: Gateway, *, keys: KeyRing | None = None, tells_request_id
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for method, path, handler in _routes(Routes(gateway)):
+    for method, path, handler in _routes(Routes(gateway, gateway_id)):
         app.add_route(path, handler, methods=[method])
     document = openapi_document((gateway.model_name, gateway.settings.source.model))
     app.add_route("/openapi.json", partial(_describe, document), methods=["GET"])
+    for path, serve_file in console_handlers().items():
+        app.add_route(path, serve_file, methods=["GET"])
     for kind in (BakehouseError, HTTPException):
         app.add_exception_handler(kind, partial(_tell_error, gateway.metrics))
     app.add_exception_handler(ClientDisconnect, _nobody_left)
     if keys is not None:
-        open_paths = OPEN_PATHS | {METRICS_PATH} if gateway.settings.opens_metrics else OPEN_PATHS
+        open_paths = OPEN_PATHS | CONSOLE_PATHS
+        if gateway.settings.opens_metrics:
+            open_paths |= {METRICS_PATH}
         app.add_middleware(KeyGuard, keys=keys, open_paths=open_paths, refuse=partial(_refuse, gateway.metrics))
     app.add_middleware(Recorded, records=gateway.records, kinds=_RECORDED)
     app.add_middleware(Surround, tells_request_id=tells_request_id, on_failure=gateway.metrics.reject)

@@ -4,6 +4,7 @@ from bakehouse_router.api.token_json import Json
 
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
+_SECONDS: Json = {"type": "number", "minimum": 0}
 _MAYBE_TEXT: Json = {"type": ["string", "null"]}
 _MAYBE_COUNT: Json = {"type": ["integer", "null"], "minimum": 0}
 _MAYBE_OBJECT: Json = {"type": ["object", "null"]}
@@ -69,6 +70,36 @@ REPLY_SCHEMAS: dict[str, Json] = {
         context_length=_MAYBE_COUNT,
     ),
     "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),
+    "Fleet": _object(object={"const": "list"}, data=_list(_ref("Replica")), gateway=_ref("Gateway")),
+    "Replica": _object(
+        id=_TEXT,
+        serves={"type": "boolean"},
+        problem=_MAYBE_TEXT,
+        block_size=_COUNT,
+        n_blocks=_COUNT,
+        kv_bytes=_COUNT,
+        max_model_len=_COUNT,
+        load=_object(
+            n_running=_COUNT,
+            n_waiting=_COUNT,
+            waiting_tokens=_COUNT,
+            n_free_blocks=_COUNT,
+            n_cached_blocks=_COUNT,
+            n_held_blocks=_COUNT,
+        ),
+        max_sequences=_COUNT,
+        step_time_s=_SECONDS,
+        age_s=_SECONDS,
+        counted=_MAYBE_OBJECT,
+    ),
+    "Gateway": _object(
+        id=_MAYBE_TEXT,
+        model=_TEXT,
+        n_open=_COUNT,
+        n_waiting=_COUNT,
+        waiting_tokens=_COUNT,
+        generated_tokens=_COUNT,
+    ),
     "TokenizerInfo": {"type": "object", "additionalProperties": _MAYBE_TEXT},
     "Metrics": _TEXT,
     "Health": _object(status={"enum": ["ok", "unavailable"]}, replicas=_list({"type": "object"})),

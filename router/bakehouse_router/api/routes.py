@@ -4,13 +4,13 @@ import asyncio
 import time
 
 from bakehouse_replica.core.errors import BakehouseError
-from bakehouse_replica.core.types import ReplicaStatus
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bakehouse_router.api.bodies import chat_call, completion_call, tokenize_call
 from bakehouse_router.api.chat_reply import ChatShape
 from bakehouse_router.api.completion_reply import CompletionShape
+from bakehouse_router.api.fleet import fleet_json, replica_json
 from bakehouse_router.api.generating import Answering, token_report
 from bakehouse_router.api.parse import Body
 from bakehouse_router.api.reading import Read, in_thread_if, read_as, read_origin, receive
@@ -29,33 +29,12 @@ from bakehouse_router.gateway import Gateway
 from bakehouse_router.settings import GatewaySettings
 
 
-def _replica_json(status: ReplicaStatus) -> Json:
-    """One replica of the health body; its load is a snapshot, at most a status period old."""
-    card, load = status.card, status.load
-    return {
-        "id": card.replica_id,
-        "serves": status.problem is None,
-        "problem": status.problem,
-        "block_size": card.block_size,
-        "n_blocks": card.n_blocks,
-        "kv_bytes": card.kv_bytes,
-        "max_model_len": card.max_model_len,
-        "load": {
-            "n_running": load.n_running,
-            "n_waiting": load.n_waiting,
-            "waiting_tokens": load.waiting_tokens,
-            "n_free_blocks": load.n_free_blocks,
-            "n_cached_blocks": load.n_cached_blocks,
-            "n_held_blocks": load.n_held_blocks,
-        },
-    }
-
-
 class Routes:
-    """The handlers."""
+    """The handlers. `gateway_id`: by which the log knows this gateway, where it is known."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, gateway_id: str | None = None) -> None:
         self._gateway = gateway
+        self._gateway_id = gateway_id
         self._started_at = int(time.time())
 
     @property
@@ -127,10 +106,15 @@ class Routes:
         self._gateway.check_model(request.path_params["name"])
         return JSONResponse(await self._model_json())
 
+    async def replicas(self, request: Request) -> Response:
+        """`GET /v1/replicas`: how each replica and this gateway are doing."""
+        fleet = fleet_json(self._gateway, await self._gateway.statuses(), self._gateway_id)
+        return JSONResponse(fleet, headers={"cache-control": "no-store"})
+
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 while at least one replica serves; the body says which do not, and why."""
         statuses = await self._gateway.statuses()
-        replicas = [_replica_json(status) for status in statuses]
+        replicas = [replica_json(status) for status in statuses]
         serves = any(status.problem is None for status in statuses)
         return JSONResponse(
             {"status": "ok" if serves else "unavailable", "replicas": replicas}, 200 if serves else 503

@@ -11,6 +11,7 @@ from bakehouse_router.api.http import build_api
 from bakehouse_router.api.openapi import openapi_document
 from bakehouse_router.api.parse import parse_body
 from bakehouse_router.api.schema import ChatBody
+from bakehouse_router.console.pages import CONSOLE_PATHS
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.text.model_text import ModelText
 from gateways import MODEL, ScriptedDispatcher, served, settings
@@ -49,7 +50,7 @@ async def test_the_description_covers_every_route(client: httpx.AsyncClient, tex
         for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
     }
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    assert mounted - described == {("get", "/openapi.json")}
+    assert mounted - described == {("get", path) for path in ("/openapi.json", *CONSOLE_PATHS)}
     assert described <= mounted
 
 
@@ -66,7 +67,12 @@ async def test_the_described_schemas_fit_what_is_sent_and_received(client: httpx
     for body_schema, path, body, reply_schema in bodies:
         jsonschema.validate(body, _schema(body_schema))
         jsonschema.validate((await client.post(path, json=body)).json(), _schema(reply_schema))
-    for path, reply_schema in (("/v1/models", "ModelList"), ("/health", "Health"), ("/ready", "Readiness")):
+    for path, reply_schema in (
+        ("/v1/models", "ModelList"),
+        ("/v1/replicas", "Fleet"),
+        ("/health", "Health"),
+        ("/ready", "Readiness"),
+    ):
         jsonschema.validate((await client.get(path)).json(), _schema(reply_schema))
     jsonschema.validate((await client.get("/v1/nothing")).json(), _schema("Error"))
 

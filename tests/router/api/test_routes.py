@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from bakehouse_router.api.http import build_api
 from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER, TIMEOUT_HEADER
+from bakehouse_router.console.pages import CONSOLE_PATHS
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
 from bakehouse_router.settings import GatewaySettings
@@ -246,7 +247,9 @@ def keys_path(tmp_path: Path) -> Path:
     return path
 
 
-async def test_c29_every_route_but_health_and_readiness_asks_for_a_key(text: ModelText, keys_path: Path) -> None:
+async def test_c29_every_route_but_health_readiness_and_the_static_page_asks_for_a_key(
+    text: ModelText, keys_path: Path
+) -> None:
     app = build_api(Gateway(settings(), ScriptedDispatcher(), text), keys=KeyRing(keys_path))
     mounted = {
         (method, route.path.replace("{name:path}", MODEL))  # type: ignore[attr-defined]
@@ -256,7 +259,10 @@ async def test_c29_every_route_but_health_and_readiness_asks_for_a_key(text: Mod
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         for method, path in {*mounted, ("GET", "/nothing"), ("POST", "/health/"), ("OPTIONS", CHAT)}:
             reply = await client.request(method, path)
-            assert (reply.status_code == 401) == (path not in ("/health", "/ready")), (method, path)
+            assert (reply.status_code == 401) == (path not in {"/health", "/ready", *CONSOLE_PATHS}), (
+                method,
+                path,
+            )
         refusal = await client.get("/v1/models")
     assert refusal.json()["error"]["code"] == "invalid_api_key"
     assert refusal.headers["www-authenticate"] == "Bearer"
