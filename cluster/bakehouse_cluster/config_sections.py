@@ -207,8 +207,8 @@ class TracingSection(Section):
 class ServerSection(Section):
     """Where and how wide the server runs.
 
-    `host`, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
-    `grpc_port` None offers no gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`.
+    `host`, `object_store` and `allow_unauthenticated` matter to a local server only. `grpc_port` None offers no
+    gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`; on Kubernetes `proxy`, or else HAProxy.
     `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
     """
 

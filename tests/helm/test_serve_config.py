@@ -9,6 +9,9 @@ from bakehouse_cluster.serve_environment import cluster_environment
 from charts import Helm, containers, environment, serve_document, values
 
 
+PROXY = "config.server.ingress=proxy"
+
+
 def test_chart_and_command_make_the_same_document(helm: Helm, example: str) -> None:
     document = serve_document(helm.objects(example))
     assert document == serve_config(values(example).get("config", {}), "kubernetes")
@@ -55,11 +58,11 @@ def test_no_text_of_the_configuration_is_run_as_a_template(helm: Helm) -> None:
     assert document["applications"][0]["args"]["model"]["chat_template"] == text
 
 
-@pytest.mark.parametrize("haproxy", [True, False])
-def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, haproxy: bool) -> None:
+@pytest.mark.parametrize(("ingress", "haproxy"), [("direct", True), ("haproxy", True), ("proxy", False)])
+def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, ingress: str, haproxy: bool) -> None:
     for drain_s in (30.0, 45.5, 120.0):
         objects = helm.objects(
-            "minimal-cpu", f"haproxy={str(haproxy).lower()}", f"config.server.drain_s={drain_s}"
+            "minimal-cpu", f"config.server.ingress={ingress}", f"config.server.drain_s={drain_s}"
         )
         expected = cluster_environment(drain_s=drain_s, haproxy=haproxy)
         for container in containers(objects).values():
@@ -72,8 +75,8 @@ def test_serves_own_proxies_are_told_where_spans_go(helm: Helm) -> None:
     section = {"enabled": True, "exporter": "otlp", "endpoint": "http://collector:4317"}
     expected = tracing_environment(TracingSection.model_validate(section))
     tracing = f"config.tracing={json.dumps(section)}"
-    for container in containers(helm.objects("minimal-cpu", "haproxy=false", tracing)).values():
+    for container in containers(helm.objects("minimal-cpu", PROXY, tracing)).values():
         assert expected.items() <= environment(container).items()
-    for untold in (("haproxy=true", tracing), ("haproxy=false",)):  # HAProxy makes no spans
+    for untold in ((tracing,), (PROXY,)):  # HAProxy makes no spans
         for container in containers(helm.objects("minimal-cpu", *untold)).values():
             assert not expected.keys() & environment(container).keys()
