@@ -208,7 +208,7 @@ class ServerSection(Section):
     """Where and how wide the server runs.
 
     `host`, `object_store` and `allow_unauthenticated` matter to a local server only. `grpc_port` None offers no
-    gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`; on Kubernetes `proxy`, or else HAProxy.
+    gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`; on Kubernetes `proxy`, else HAProxy.
     `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
     """
 

@@ -56,7 +56,7 @@ def serve(config: Config, stages: Stages) -> int:
             max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
-            tracing=tracing(config.tracing) if config.tracing.enabled else None,
+            tracing=tracing(config.tracing),
             variables=tracing_environment(config.tracing),
         )
     )

@@ -5,10 +5,12 @@ bakehouse_cluster. Serve reads its flags when it is imported, so that they must 
 {{- define "bakehouse.clusterEnv" -}}
 {{- $environment := .Files.Get "files/environment.yaml" | fromYaml -}}
 {{- $variables := merge (dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (dig "server" "drain_s" 30 .Values.config | toString)) (get $environment (include "bakehouse.haproxy" . | default "proxy")) -}}
-{{- /* Gateways and replicas have these by themselves, Serve's own proxies only from here. */ -}}
+{{- /* What `tracing_environment` says: gateways and replicas have it by themselves, Serve's own proxies from here. */ -}}
 {{- $tracing := dig "tracing" dict .Values.config | default dict -}}
 {{- if and $tracing.enabled (not (include "bakehouse.haproxy" .)) -}}
 {{- $_ := set $variables "OTEL_SERVICE_NAME" "bakehouse" -}}
+{{- $_ := set $variables "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH" (printf "bakehouse_cluster.span_export:to_%s" ($tracing.exporter | default "files")) -}}
+{{- $_ := set $variables "RAY_SERVE_TRACING_SAMPLING_RATIO" (dig "sampling_ratio" 1 $tracing | toString) -}}
 {{- with $tracing.endpoint }}{{ $_ := set $variables "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" . }}{{ end -}}
 {{- end -}}
 {{- $list := list -}}

@@ -8,7 +8,6 @@ from bakehouse_cluster.serve_config import serve_config, tracing_environment
 from bakehouse_cluster.serve_environment import cluster_environment
 from charts import Helm, containers, environment, serve_document, values
 
-
 PROXY = "config.server.ingress=proxy"
 
 
@@ -71,8 +70,18 @@ def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, ingress: str
             assert {name for name in told if name.startswith("RAY_")} <= set(expected)
 
 
-def test_serves_own_proxies_are_told_where_spans_go(helm: Helm) -> None:
-    section = {"enabled": True, "exporter": "otlp", "endpoint": "http://collector:4317"}
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"enabled": True},
+        {"enabled": True, "sampling_ratio": 0.25},
+        {"enabled": True, "sampling_ratio": 0.00001, "exporter": "otlp", "endpoint": "http://collector:4317"},
+    ],
+    ids=json.dumps,
+)
+def test_serves_own_proxies_are_told_what_to_trace_and_where_it_goes(
+    helm: Helm, section: dict[str, object]
+) -> None:
     expected = tracing_environment(TracingSection.model_validate(section))
     tracing = f"config.tracing={json.dumps(section)}"
     for container in containers(helm.objects("minimal-cpu", PROXY, tracing)).values():
