@@ -52,8 +52,8 @@ def test_the_document_of_serve_deploy_names_an_exporter_that_is_there() -> None:
         assert tracing is not None
         assert callable(import_attr(tracing.exporter_import_path))
     # Serve's controller keeps what the last document has said, unless this one says it.
-    for tree in ({}, {"tracing": {"exporter": "otlp"}}):
-        assert serve_config(tree, "kubernetes")["tracing_config"] == {"enabled": False}
+    for untraced in ({}, {"tracing": {"exporter": "otlp"}}):
+        assert serve_config(untraced, "kubernetes")["tracing_config"] == {"enabled": False}
 
 
 @pytest.mark.parametrize(
