@@ -53,6 +53,16 @@ Flag = Annotated[bool, Field(strict=True)]
 PoolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
 
 
+def _path(value: object) -> object:
+    if value == "":  # which is the working directory, to a path
+        raise ValueError("a path is expected, not ''")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+FilePath = Annotated[Path, BeforeValidator(_path, json_schema_input_type=Text)]
+
+
 def _switch(value: object) -> object:
     return (
         {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -72,10 +82,10 @@ class ModelSection(Section):
     template. `weights` `dummy`: random ones, made from the model's configuration alone.
     """
 
-    source: Annotated[str, Field(min_length=1)] = "smollm2"
-    revision: str | None = None
-    served_name: str | None = None
-    chat_template: str | None = None
+    source: Text = "smollm2"
+    revision: Text | None = None
+    served_name: Text | None = None
+    chat_template: Text | None = None
     tool_format: ToolFormatName = "auto"
     max_model_len: Annotated[int, Field(ge=2, le=MAX_NUMBER), Number] | None = (
         None  # a token of prompt and one of output
@@ -162,7 +172,7 @@ class GatewaySection(Section):
     max_tools: Count = 128
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 1_000_000
-    keys: Path | None = None
+    keys: FilePath | None = None
     open_metrics: Flag = False
     cors_origins: tuple[str, ...] = ()
     ignore_unknown_fields: Flag = False

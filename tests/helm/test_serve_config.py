@@ -33,6 +33,7 @@ def test_chart_and_command_make_the_same_document(helm: Helm, example: str) -> N
         {"tracing": {"enabled": True}, "gateway": {"request_log": False}},
         {"tracing": {"enabled": True, "sampling_ratio": 0}, "model": {}},
         {"tracing": {"enabled": False, "sampling_ratio": 0.5}},
+        {"server": {"object_store": "76.3 MiB"}, "gateway": {"max_body": "1KB"}},
         {"server": {"gateways": 2}, "model": {"served_name": "0123", "revision": "1e3"}},
     ],
     ids=json.dumps,
