@@ -55,6 +55,6 @@ def test_where_they_cannot_be_written_it_is_looked_for_where_numba_keeps_it(
     folder = kernel_cache()
     assert folder is not None
     source = folder.parent / "compile.py"
-    numbas = UserWideCacheLocator.from_function(numbas_cache, str(source))
+    numbas = UserWideCacheLocator.from_function(numbas_cache, str(source))  # type: ignore[no-untyped-call]
     assert numbas is not None
     assert numbas_cache(source.parent) == Path(numbas.get_cache_path())
