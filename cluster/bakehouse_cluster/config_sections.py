@@ -124,10 +124,10 @@ class ReplicaSection(Section):
     `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `tensor_parallel`: ranks
     that share one replica's model, memory, CPUs and threads, each with a GPU of its own where there are GPUs;
     `rank_placement`: all on one node, or on several where one has no room. A rank that is silent for
-    `rank_timeout_s` is lost. `executor` `fake` draws tokens without a model, in steps of `fake_step_ms`: it shows
-    what everything around a model costs. `overlap`: the next step is planned while one runs; `auto` on a GPU.
-    `pools`: on Kubernetes, nodes of these pools only; none named: anywhere. `autoscale` takes the place of
-    `server.replicas`.
+    `rank_timeout_s` is lost, and a replica that is in one step for longer than `step_timeout_s`. `executor` `fake`
+    draws tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs.
+    `overlap`: the next step is planned while one runs; `auto` on a GPU. `pools`: on Kubernetes, nodes of these
+    pools only; none named: anywhere. `autoscale` takes the place of `server.replicas`.
     """
 
     kv_memory: Size | None = None
@@ -141,6 +141,7 @@ class ReplicaSection(Section):
     tensor_parallel: Count = 1
     rank_placement: Literal["strict_pack", "pack"] = "strict_pack"
     rank_timeout_s: Seconds = 60.0
+    step_timeout_s: Seconds = 600.0
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False), Number] = 0.0
     overlap: Annotated[

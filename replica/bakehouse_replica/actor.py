@@ -49,13 +49,15 @@ class ReplicaActor:
     """An engine behind Ray; `bakehouse_cluster.app` makes a Serve deployment of it.
 
     A replica whose engine has failed tells its streams and ends its process: Serve notices the death of a
-    process in milliseconds where streams run, and starts another one.
+    process in milliseconds where streams run, and starts another one. One whose engine hangs in a step cannot tell
+    anybody, and just ends: Serve would stop one that is only unhealthy in order, and wait for its streams.
     """
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         write_to_serve_log("bakehouse_replica")
         replica_id = serve.get_replica_context().replica_id.unique_id
         # In a thread, as it takes minutes for a large model, and Serve's own calls may come on the same loop.
+        self._step_timeout_s = settings.step_timeout_s
         self._engine = await asyncio.to_thread(_build_engine, settings, replica_id)
         self._service = ReplicaService(self._engine)
         self._engine.start()
@@ -112,6 +114,10 @@ class ReplicaActor:
         self._has_started = True  # Serve asks for the first time when it has configured the replica
         if self._engine.failure is not None:
             raise EngineDead(self._engine.failure)
+        stall = self._engine.stall(self._step_timeout_s)
+        if stall is not None:
+            _exit_soon(stall)
+            raise EngineDead(stall)
 
 
 def _metrics(settings: ReplicaSettings, engine: Engine) -> list[RayMetrics]:
