@@ -1,7 +1,7 @@
 """Builds the Serve application: gateways in front of replicas, from one configuration."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 from typing import Any
 
@@ -61,7 +61,8 @@ def _replica_deployment(config: Config) -> serve.Deployment:
     if config.replica.threads is not None:
         # Otherwise Ray sets OMP_NUM_THREADS to the reserved CPUs, rounded down: one thread on a laptop.
         env_vars["OMP_NUM_THREADS"] = str(max(1, config.replica.threads // config.replica.tensor_parallel))
-    bundle = rank_bundle(config, has_gpus=ray.is_initialized() and _n_gpus() > 0)
+    nodes = ray.nodes() if ray.is_initialized() else []  # type: ignore[no-untyped-call]
+    bundle = rank_bundle(config, has_gpus=have_gpus(nodes, config.replica.pools))
     options: dict[str, object] = {
         "num_cpus": bundle["CPU"],
         "num_gpus": bundle.get("GPU", 0),
@@ -112,17 +113,20 @@ def pool_selector(pools: Sequence[str]) -> dict[str, str]:
             return {POOL_LABEL: f"in({','.join(pools)})"}
 
 
-def _n_gpus() -> float:
-    """Of the cluster, as far as it stands."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("GPU", 0.0)
+def have_gpus(nodes: Iterable[Mapping[str, Any]], pools: Sequence[str]) -> bool:
+    """Whether a node on which replicas may run, of any pool where none is named, has a GPU; `nodes` as Ray's."""
+    return any(
+        node["Alive"] and node["Resources"].get("GPU", 0.0) > 0
+        for node in nodes
+        if not pools or node["Labels"].get(POOL_LABEL) in pools
+    )
 
 
 def rank_bundle(config: Config, *, has_gpus: bool) -> dict[str, float]:
     """What Ray reserves for each rank of a replica, of which the first is the replica's actor itself.
 
-    `has_gpus`: whether the cluster has any. Who reserves none still sees them all, so that of a machine with two
-    GPUs each `auto` replica would take the first.
+    `has_gpus`: whether there is any where replicas may run. Who reserves none still sees them all, so that of a
+    machine with two GPUs each `auto` replica would take the first. Where GPUs join later, replicas refuse to.
     """
     cpus = 1.0 if config.replica.cpus is None else config.replica.cpus
     bundle = {"CPU": floor(cpus / config.replica.tensor_parallel * RAY_SHARES) / RAY_SHARES}

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import psutil
 from bakehouse_replica.core.errors import StartupError
-from bakehouse_replica.source import ModelFiles
+from bakehouse_replica.source import ModelFiles, require_tokenizer
 from bakehouse_router.keys import read_keys
 
 from bakehouse_cluster.config import Config
@@ -32,9 +32,10 @@ def check_before_start(config: Config) -> None:
 def check_model(config: Config, files: ModelFiles) -> None:
     """Raises `StartupError` where no replica could serve the model as asked.
 
-    Without options that could be at odds with model or machine there is nothing to find, and a start need not wait
-    two seconds for torch and transformers to be loaded.
+    What is served reads and writes text, which takes a tokenizer. Without options that could be at odds with model
+    or machine there is nothing else to find, and a start need not wait two seconds for torch and transformers.
     """
+    require_tokenizer(files)
     if not (config.model.model_fields_set & _OF_MODEL or config.replica.model_fields_set & _OF_REPLICA):
         return
     from bakehouse_replica.executors.checking import check_settings

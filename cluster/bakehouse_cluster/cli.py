@@ -123,7 +123,7 @@ def serve(
 @app.command()
 def monitor(
     session: Annotated[
-        Path | None, typer.Option(help="Ray's temporary folder, where several Rays run on this machine.")
+        Path | None, typer.Option(help="Ray's temporary folder, or a session in it, where several Rays run here.")
     ] = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="The same, by the address at which programs join it.")

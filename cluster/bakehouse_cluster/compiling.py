@@ -1,15 +1,19 @@
 """Tells that kernels are being compiled, which looks like a hang: a first start on a machine does so.
 
-Whoever compiles, here or in a replica's process, keeps machine code beside the kernels' sources, file after file.
-Where that folder cannot be written, Numba keeps it elsewhere and nothing is told.
+Whoever compiles, here or in a replica's process, keeps machine code beside the kernels' sources, file after file,
+or, where nobody may write there, as in the image, in a folder of the user's cache.
 """
 
+import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from bakehouse_replica.source import default_cache_root
 
 COMPILING = (
     "  kernels are being compiled for this processor, about 40 s on idle cores; "
@@ -22,7 +26,19 @@ def kernel_cache() -> Path | None:
     """Where machine code is kept; the kernels are not imported for it, which takes seconds."""
     spec = find_spec("bakehouse_kernels")
     folders = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(folders))) / "cpu" / "__pycache__" if folders else None
+    if not folders:
+        return None
+    sources = Path(next(iter(folders))) / "cpu"
+    beside = sources / "__pycache__"
+    if os.access(beside if beside.exists() else sources, os.W_OK):
+        return beside
+    return numbas_cache(sources)
+
+
+def numbas_cache(sources: Path) -> Path:
+    """Where Numba keeps the machine code of modules in a folder that it cannot write to."""
+    digest = hashlib.sha1(str(sources).encode(), usedforsecurity=False).hexdigest()
+    return default_cache_root().parent / "numba" / f"{sources.name}_{digest}"
 
 
 @contextmanager

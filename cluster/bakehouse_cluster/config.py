@@ -122,6 +122,7 @@ class Config(Section):
             n_threads=self.replica.threads,
             tensor_parallel=self.replica.tensor_parallel,
             rank_timeout_s=self.replica.rank_timeout_s,
+            step_timeout_s=self.replica.step_timeout_s,
             executor=self.replica.executor,
             fake_step_s=self.replica.fake_step_ms / 1000,
             overlap=self.replica.overlap,

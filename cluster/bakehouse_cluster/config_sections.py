@@ -53,6 +53,16 @@ Flag = Annotated[bool, Field(strict=True)]
 PoolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
 
 
+def _path(value: object) -> object:
+    if value == "":  # which is the working directory, to a path
+        raise ValueError("a path is expected, not ''")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+FilePath = Annotated[Path, BeforeValidator(_path, json_schema_input_type=Text)]
+
+
 def _switch(value: object) -> object:
     return (
         {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -72,10 +82,10 @@ class ModelSection(Section):
     template. `weights` `dummy`: random ones, made from the model's configuration alone.
     """
 
-    source: Annotated[str, Field(min_length=1)] = "smollm2"
-    revision: str | None = None
-    served_name: str | None = None
-    chat_template: str | None = None
+    source: Text = "smollm2"
+    revision: Text | None = None
+    served_name: Text | None = None
+    chat_template: Text | None = None
     tool_format: ToolFormatName = "auto"
     max_model_len: Annotated[int, Field(ge=2, le=MAX_NUMBER), Number] | None = (
         None  # a token of prompt and one of output
@@ -114,10 +124,10 @@ class ReplicaSection(Section):
     `cpus`: what Ray reserves for one replica. `threads`: compute threads of one replica. `tensor_parallel`: ranks
     that share one replica's model, memory, CPUs and threads, each with a GPU of its own where there are GPUs;
     `rank_placement`: all on one node, or on several where one has no room. A rank that is silent for
-    `rank_timeout_s` is lost. `executor` `fake` draws tokens without a model, in steps of `fake_step_ms`: it shows
-    what everything around a model costs. `overlap`: the next step is planned while one runs; `auto` on a GPU.
-    `pools`: on Kubernetes, nodes of these pools only; none named: anywhere. `autoscale` takes the place of
-    `server.replicas`.
+    `rank_timeout_s` is lost, and a replica that is in one step for longer than `step_timeout_s`. `executor` `fake`
+    draws tokens without a model, in steps of `fake_step_ms`: it shows what everything around a model costs.
+    `overlap`: the next step is planned while one runs; `auto` on a GPU. `pools`: on Kubernetes, nodes of these
+    pools only; none named: anywhere. `autoscale` takes the place of `server.replicas`.
     """
 
     kv_memory: Size | None = None
@@ -131,6 +141,7 @@ class ReplicaSection(Section):
     tensor_parallel: Count = 1
     rank_placement: Literal["strict_pack", "pack"] = "strict_pack"
     rank_timeout_s: Seconds = 60.0
+    step_timeout_s: Seconds = 600.0
     executor: Literal["model", "fake"] = "model"
     fake_step_ms: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False), Number] = 0.0
     overlap: Annotated[
@@ -162,7 +173,7 @@ class GatewaySection(Section):
     max_tools: Count = 128
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 1_000_000
-    keys: Path | None = None
+    keys: FilePath | None = None
     open_metrics: Flag = False
     cors_origins: tuple[str, ...] = ()
     ignore_unknown_fields: Flag = False
@@ -207,8 +218,8 @@ class TracingSection(Section):
 class ServerSection(Section):
     """Where and how wide the server runs.
 
-    `host`, `ingress`, `object_store` and `allow_unauthenticated` matter to a local server only.
-    `grpc_port` None offers no gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`.
+    `host`, `object_store` and `allow_unauthenticated` matter to a local server only. `grpc_port` None offers no
+    gRPC. `ingress`: who listens, see `bakehouse_cluster.serve_environment`; on Kubernetes `proxy`, else HAProxy.
     `allow_unauthenticated`: listen beyond loopback although nobody is asked for a key.
     """
 

@@ -116,7 +116,9 @@ class LocalRay:
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(self.folder),
             )
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except Exception as error:
+            if not is_of_ray(error):
+                raise
             raise StartupError(self._failure("Ray", str(error), time.monotonic() - begun_s)) from error
         children = [(child, child.name()) for child in psutil.Process().children()]
         self._vital = {child: name for child, name in children if name in VITAL_PROGRAMS}
@@ -253,6 +255,16 @@ class LocalRay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_of_ray(error: Exception) -> bool:
+    """Whether `ray.init` raises such an error where the machine does not let it start.
+
+    Where its own processes are too slow, it raises an `Exception` of no class of its own.
+    """
+    from ray.exceptions import RayError  # loaded by `LocalRay.start`
+
+    return type(error) is Exception or isinstance(error, OSError | RuntimeError | ValueError | RayError)
 
 
 def with_keyword(function: Callable[..., T], **fixed: object) -> Callable[..., T]:

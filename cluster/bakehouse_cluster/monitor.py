@@ -1,6 +1,6 @@
 """`bakehouse monitor`: a Prometheus on this machine that scrapes a Ray on it, with the rules and dashboards.
 
-Ray lists its nodes' metrics agents in a file of its temporary folder, which Prometheus reads. All that is written
+Ray lists its nodes' metrics agents in a file of its session's folder, which Prometheus reads. All that is written
 here lies in a folder that goes when the command ends.
 """
 
@@ -28,7 +28,7 @@ from bakehouse_cluster.ports import LOOPBACK, free_port, require_free_port
 from bakehouse_cluster.progress import Stages, n_of
 
 DISCOVERY_FILE = "prom_metrics_service_discovery.json"
-LATEST = "session_latest"  # in each temporary folder of Ray
+LATEST = "session_latest"  # in each temporary folder of Ray, beside the sessions
 # Ray writes the file some 15 s after its start.
 DISCOVERY_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 60.0
@@ -43,7 +43,10 @@ MESSAGE = re.compile(r'err="?(?P<message>[^"]+)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningRay:
-    """A Ray on this machine: the address at which programs join it, and its temporary folder."""
+    """A Ray on this machine: the address at which programs join it, and its session's folder.
+
+    Several may have a temporary folder in common, as those of `ray start` do, but each has a session of its own.
+    """
 
     address: str
     folder: Path
@@ -89,7 +92,7 @@ def running_rays() -> list[RunningRay]:
 def ray_of(command: list[str]) -> RunningRay | None:
     """What a raylet's command line says of its Ray."""
     words = " ".join(command)
-    address, folder = re.search(r"--gcs-address=(\S+)", words), re.search(r"--temp-dir=(\S+)", words)
+    address, folder = re.search(r"--gcs-address=(\S+)", words), re.search(r"--session-dir=(\S+)", words)
     if address is None or folder is None:
         return None
     return RunningRay(address=address[1], folder=Path(folder[1]))
@@ -112,12 +115,16 @@ def chosen(rays: list[RunningRay], address: str | None) -> RunningRay:
 
 
 def session_folder(session: Path) -> Path:
-    """Ray's temporary folder, given that or one around or inside it, such as that of its logs."""
-    session = session.absolute()
+    """A session's folder, given that or one inside it, such as that of its logs; or the latest session's, given
+    Ray's temporary folder or the one around it.
+    """
+    session = session.resolve()
     for folder in (session, session / "ray", *session.parents):
         if (folder / LATEST).exists():
-            return folder
-    raise StartupError(f"--session {session}: no Ray of this machine has its temporary folder there")
+            inside = [part for part in (session, *session.parents) if part.parent == folder]
+            is_session = bool(inside) and inside[0].name.startswith("session_")
+            return inside[0] if is_session else (folder / LATEST).resolve()
+    raise StartupError(f"--session {session}: no Ray of this machine has its session there")
 
 
 def prometheus_config(discovery_file: Path, own_addresses: list[str]) -> Mapping[str, object]:

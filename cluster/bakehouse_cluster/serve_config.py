@@ -46,8 +46,8 @@ def serve_config(tree: Mapping[str, object], target: Target) -> dict[str, object
     }
     if server.grpc_port is not None:
         document["grpc_options"] = {"port": server.grpc_port, "grpc_servicer_functions": [GRPC_SERVICES]}
-    if config.tracing.enabled:
-        document["tracing_config"] = tracing(config.tracing)
+    # Also where nothing is traced: without it Serve's controller would keep what an earlier document has said.
+    document["tracing_config"] = tracing(config.tracing)
     application = {
         "name": APP_NAME,
         "route_prefix": "/",
@@ -74,21 +74,35 @@ def autoscaling(autoscale: AutoscaleSection, n_gateways: int) -> dict[str, objec
 
 
 def tracing(section: TracingSection) -> dict[str, object]:
-    """Serve's `tracing_config` where anything is traced."""
+    """Serve's `tracing_config`, for its replicas."""
+    if not section.enabled:
+        return {"enabled": False}
     return {
         "enabled": True,
-        "exporter_import_path": f"bakehouse_cluster.span_export:to_{section.exporter}",
+        "exporter_import_path": _exporter(section),
         "sampling_ratio": section.sampling_ratio,
     }
 
 
 def tracing_environment(section: TracingSection) -> dict[str, str]:
-    """What the exporters of spans read from the environment of the processes that have any, by OpenTelemetry's
-    names: Serve hands them no arguments."""
+    """What processes with spans read from their environment.
+
+    Serve hands the exporters no arguments, which therefore come by OpenTelemetry's names. And it does not hand its
+    proxies in Python, which pass on a client's `traceparent` only where they trace, the `tracing_config`; they
+    read Serve's own variables, when they start.
+    """
     if not section.enabled:
         return {}
     endpoint = {} if section.endpoint is None else {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": section.endpoint}
-    return {"OTEL_SERVICE_NAME": APP_NAME} | endpoint
+    return {
+        "OTEL_SERVICE_NAME": APP_NAME,
+        "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": _exporter(section),
+        "RAY_SERVE_TRACING_SAMPLING_RATIO": str(section.sampling_ratio).removesuffix(".0"),  # as Helm writes it
+    } | endpoint
+
+
+def _exporter(section: TracingSection) -> str:
+    return f"bakehouse_cluster.span_export:to_{section.exporter}"
 
 
 def _deployments(config: Config) -> list[dict[str, object]]:

@@ -84,6 +84,8 @@ def environment(settings: LocalRaySettings, folder: Path, token_path: Path) -> d
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray turns 127.0.0.1 into the machine's address
         "RAY_USAGE_STATS_ENABLED": "0",
+        "DASHBOARD_METRIC_PORT": str(free_port()),  # else 44227, which the first Ray of a machine has
+        "AUTOSCALER_METRIC_PORT": str(free_port()),  # else 44217
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),  # else ~/.ray/auth_token is written and shared by all
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,

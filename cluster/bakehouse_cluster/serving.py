@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
+import shutil
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -56,7 +58,7 @@ def serve(config: Config, stages: Stages) -> int:
             max_grpc_bytes=max(MIN_GRPC_BYTES, 2 * config.gateway.max_body),
             n_cpus=n_cpus,
             object_store_bytes=config.server.object_store,
-            tracing=tracing(config.tracing) if config.tracing.enabled else None,
+            tracing=tracing(config.tracing),
             variables=tracing_environment(config.tracing),
         )
     )
@@ -163,7 +165,7 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     stages.note(f"  dashboard  {ray.dashboard_address} (token: {ray.token_path})")
     stages.note(f"  Python     {_environment(ray)} python your_program.py")
     stages.note(f"  logs       {ray.log_folder}")
-    stages.note(f"  metrics    bakehouse monitor --session {shlex.quote(str(ray.folder))}")
+    stages.note(f"  metrics    {shell_name(sys.argv[0])} monitor --session {shlex.quote(str(ray.folder))}")
     stages.note(
         f"  memory     KV cache {replicas[0]['kv_bytes'] / 2**20:,.0f} MiB ({n_tokens:,} tokens) a replica, "
         f"{_replicas(config)}; "
@@ -172,6 +174,17 @@ def _announce(config: Config, ray: LocalRay, stages: Stages, replicas: Sequence[
     if (server.ingress == "haproxy" or not is_loopback(server.host)) and config.gateway.keys is None:
         stages.note("  WARNING    this server can be reached from outside, and nobody is asked for a key")
     stages.note("\nCtrl-C ends it.")
+
+
+def shell_name(program: str) -> str:
+    """How a shell in any folder starts the program that `sys.argv[0]` says has been started."""
+    path = Path(program)
+    if path.suffix == ".py":  # by `python -m`
+        return f"{shlex.quote(sys.executable)} -m bakehouse_cluster.cli"
+    found = shutil.which(path.name)
+    if found is not None and path.exists() and os.path.samefile(found, path):
+        return path.name
+    return shlex.quote(str(path.absolute()))
 
 
 def _replicas(config: Config) -> str:

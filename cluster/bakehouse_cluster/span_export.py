@@ -17,6 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 _EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _BETWEEN_OURS = ("replica_handle_request Replica ", "route_to_replica Replica ")
 _PROBES = {*OPEN_PATHS, *CONSOLE_PATHS, METRICS_PATH, REPLICAS_PATH, "Check"}
+# By which Serve's gateways, and the proxies in Python before them, say what is asked.
+_ASKED = ("route", "call_method", "http.route", "rpc.method")
 
 
 class OfRequests(SpanProcessor):
@@ -30,8 +32,8 @@ class OfRequests(SpanProcessor):
         self._inner.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """What has a parent is wanted by whoever made that."""
-        if span.parent is not None or _begins_request(span):
+        """What has a parent is wanted by whoever made that, but for the gateway's part of a proxy's probe."""
+        if not _is_probe(span) and (span.parent is not None or not span.name.startswith(_BETWEEN_OURS)):
             self._inner.on_end(span)
 
     def shutdown(self) -> None:
@@ -41,10 +43,9 @@ class OfRequests(SpanProcessor):
         return self._inner.force_flush(timeout_millis)
 
 
-def _begins_request(span: ReadableSpan) -> bool:
+def _is_probe(span: ReadableSpan) -> bool:
     asked = span.attributes or {}
-    is_probe = asked.get("route") in _PROBES or asked.get("call_method") in _PROBES
-    return not is_probe and not span.name.startswith(_BETWEEN_OURS)
+    return any(asked.get(name) in _PROBES for name in _ASKED)
 
 
 def to_files() -> list[SpanProcessor]:

@@ -97,7 +97,7 @@ capabilities: {drop: [ALL]}
 - {name: serve-grpc, containerPort: {{ . }}}
 {{- end }}
 - {name: metrics, containerPort: 8080}
-{{- if $.Values.haproxy }}
+{{- if include "bakehouse.haproxy" $ }}
 - {name: haproxy, containerPort: 9101}
 {{- end }}
 {{- if .isHead }}

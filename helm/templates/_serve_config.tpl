@@ -42,6 +42,7 @@ which a test compares it. What can change while everything runs stands in `deplo
 {{- $_ := set $document "grpc_options" (dict "port" (int64 .) "grpc_servicer_functions" (list "bakehouse_router.grpc_ingress.add_services")) -}}
 {{- end -}}
 {{- $tracing := $config.tracing | default dict -}}
+{{- $_ := set $document "tracing_config" (dict "enabled" false) -}}
 {{- if $tracing.enabled -}}
 {{- $_ := set $document "tracing_config" (dict
   "enabled" true

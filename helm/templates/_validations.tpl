@@ -10,6 +10,7 @@ to change. `rayservice.yaml` calls it before anything else.
 {{- include "bakehouse.validateSecrets" . -}}
 {{- include "bakehouse.validateCache" . -}}
 {{- include "bakehouse.validateTracing" . -}}
+{{- include "bakehouse.validateObjectStore" . -}}
 {{- include "bakehouse.validateDrain" . -}}
 {{- include "bakehouse.validateUpgrade" . -}}
 {{- include "bakehouse.validateRoutes" . -}}
@@ -211,6 +212,21 @@ is named Ray takes any pool that has room. The same for gateways, which need CPU
 {{- $tracing := $config.tracing | default dict -}}
 {{- if and $tracing.endpoint (ne ($tracing.exporter | default "files") "otlp") -}}
 {{- fail (printf "config.tracing.endpoint: %q, but config.tracing.exporter is %s; only otlp sends anything" $tracing.endpoint ($tracing.exporter | default "files")) -}}
+{{- end -}}
+{{- end }}
+
+{{/* A size that is a number has its bounds in the schema; of a text a schema knows the form alone. */}}
+{{- define "bakehouse.validateObjectStore" -}}
+{{- $size := dig "server" "object_store" nil .Values.config -}}
+{{- if kindIs "string" $size -}}
+{{- $text := lower $size -}}
+{{- $bytes := regexFind "^[0-9.]+" $text | float64 -}}
+{{- $unit := ternary 1024 1000 (contains "i" $text) -}}
+{{- $power := get (dict "k" 1 "m" 2 "g" 3 "t" 4 "p" 5 "e" 6) (regexFind "[kmgtpe]" $text) | default 0 | int -}}
+{{- range until $power }}{{ $bytes = mulf $bytes $unit }}{{ end -}}
+{{- if lt $bytes 80000000.0 -}}
+{{- fail (printf "config.server.object_store: %q, but Ray takes no less than 80 MB" $size) -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

@@ -32,6 +32,7 @@ from bakehouse_replica.logs import write_to_serve_log
 from bakehouse_replica.ray_metrics import RayMetrics, log_end, push_for_ever
 from bakehouse_replica.service import ReplicaService
 from bakehouse_replica.settings import ReplicaSettings
+from bakehouse_replica.source import SCRIPT_PREFIX
 
 if TYPE_CHECKING:
     from bakehouse_replica.executors.links import Invitation
@@ -48,13 +49,15 @@ class ReplicaActor:
     """An engine behind Ray; `bakehouse_cluster.app` makes a Serve deployment of it.
 
     A replica whose engine has failed tells its streams and ends its process: Serve notices the death of a
-    process in milliseconds where streams run, and starts another one.
+    process in milliseconds where streams run, and starts another one. One whose engine hangs in a step cannot tell
+    anybody, and just ends: Serve would stop one that is only unhealthy in order, and wait for its streams.
     """
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         write_to_serve_log("bakehouse_replica")
         replica_id = serve.get_replica_context().replica_id.unique_id
         # In a thread, as it takes minutes for a large model, and Serve's own calls may come on the same loop.
+        self._step_timeout_s = settings.step_timeout_s
         self._engine = await asyncio.to_thread(_build_engine, settings, replica_id)
         self._service = ReplicaService(self._engine)
         self._engine.start()
@@ -111,6 +114,10 @@ class ReplicaActor:
         self._has_started = True  # Serve asks for the first time when it has configured the replica
         if self._engine.failure is not None:
             raise EngineDead(self._engine.failure)
+        stall = self._engine.stall(self._step_timeout_s)
+        if stall is not None:
+            _exit_soon(stall)
+            raise EngineDead(stall)
 
 
 def _metrics(settings: ReplicaSettings, engine: Engine) -> list[RayMetrics]:
@@ -125,12 +132,29 @@ def _build_engine(settings: ReplicaSettings, replica_id: str) -> Engine:
     from bakehouse_replica.build import build_engine
     from bakehouse_replica.executors.tensor_parallel import RankPlaces
 
+    node_id, nodes = ray.get_runtime_context().get_node_id(), ray.nodes()  # type: ignore[no-untyped-call]
+    (on_node,) = [node["Resources"].get("GPU", 0.0) for node in nodes if node["NodeID"] == node_id]
+    refuse_unreserved_gpus(settings, n_reserved=len(ray.get_gpu_ids()), n_on_node=on_node)
     places = RankPlaces(
         start=partial(RankActors, replica_id),
         host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
         on_loss=partial(_exit_soon, grace_s=LOSS_GRACE_S),
     )
     return build_engine(settings, replica_id=replica_id, on_failure=_exit_soon, ranks=places)
+
+
+def refuse_unreserved_gpus(settings: ReplicaSettings, *, n_reserved: int, n_on_node: float) -> None:
+    """Raises `StartupError` where `auto` reserved no GPU, although Ray counts some on this replica's node.
+
+    What a replica reserves is fixed when its application is built. Without a reservation it would share a GPU with
+    whoever has reserved it, and on the CPU it would be slower by orders of magnitude without a word.
+    """
+    runs_model = settings.executor == "model" and not settings.source.model.startswith(SCRIPT_PREFIX)
+    if settings.device == "auto" and runs_model and n_reserved == 0 and n_on_node > 0:
+        raise StartupError(
+            f"model.device: auto reserved no GPU, as there was none for replicas when the application was built; "
+            f"this node has {n_on_node:g}. Say cuda, or cpu"
+        )
 
 
 class RankActor:

@@ -94,6 +94,7 @@ class Engine:
         self._loaded_s = clock()
         self._failure: str | None = None
         self._refusal: str | None = "the replica has not started"
+        self._stepping_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="bakehouse-engine", daemon=True)
 
     # --- Any thread, any event loop -------------------------------------------------------------------------
@@ -112,6 +113,13 @@ class Engine:
     def failure(self) -> str | None:
         """Why the engine is dead, without internals; None while it is not."""
         return self._failure
+
+    def stall(self, limit_s: float) -> str | None:
+        """What is wrong where the step that runs now has taken longer than `limit_s`; None where none has."""
+        since = self._stepping_since
+        if since is None or self._clock() - since <= limit_s:
+            return None
+        return f"{FAILURE_MESSAGE}: a step has taken longer than {limit_s:g} s"
 
     @property
     def series(self) -> tuple[Series, ...]:
@@ -270,7 +278,7 @@ class Engine:
 
     def _step(self) -> None:
         """Begins the next step where there is one; takes the oldest result unless yet another may be begun."""
-        begun_at = self._clock()
+        begun_at = self._stepping_since = self._clock()
         plan = self._scheduler.plan(begun_at)
         deltas = self._scheduler.take_deltas()
         planned_at, result = self._clock(), None
@@ -283,6 +291,7 @@ class Engine:
             deltas += self._scheduler.apply(result, executed_at)
         self._deliver(deltas)
         self._meter.count_step(begun_at, planned_at, executed_at, self._clock())
+        self._stepping_since = None
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
         for request_id in self._streams.deliver(deltas):
@@ -290,6 +299,7 @@ class Engine:
             self._scheduler.abort(request_id)
 
     def _fail(self, error: Exception) -> None:
+        self._stepping_since = None
         logger.error("the engine has failed; open requests: %s", self._streams.request_ids, exc_info=error)
         self._failure = f"{FAILURE_MESSAGE}: {error}" if isinstance(error, RankLost) else FAILURE_MESSAGE
         self._meter.take(self._clock(), serves=False)

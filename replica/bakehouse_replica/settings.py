@@ -23,6 +23,7 @@ class ReplicaSettings:
     where a GPU runs it.
     `n_threads`: compute threads this replica may use. `tensor_parallel`: how many ranks, a process each, share the
     model, its memory and the threads; one that is silent for `rank_timeout_s` is lost, and the replica with it.
+    `step_timeout_s`: an engine that is in one step for longer hangs, and its replica ends.
     `vllm_names`: whether metrics are exported under the names that vLLM has for them, too. `hash_key` is shared by
     all replicas of a deployment and secret to it.
     """
@@ -46,6 +47,7 @@ class ReplicaSettings:
     n_threads: int | None = None
     tensor_parallel: int = 1
     rank_timeout_s: float = 60.0
+    step_timeout_s: float = 600.0
     vllm_names: bool = False
     hash_key: bytes = field(default=b"", repr=False)
 

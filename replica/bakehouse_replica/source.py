@@ -100,6 +100,16 @@ class ModelFiles:
         return self.name.startswith(SCRIPT_PREFIX)
 
 
+def require_tokenizer(files: ModelFiles) -> None:
+    """Raises `StartupError` where a model of dummy weights, which needs none to run, has no tokenizer."""
+    if files.has_dummy_weights and not files.is_gguf and not any(files.path.glob("tokenizer*")):
+        raise StartupError(
+            f"model {files.name!r} has dummy weights and no tokenizer: an engine takes token ids "
+            "(`replica/benchmarks/gpu.py` shows how), but nothing that reads or writes text works; "
+            "for that, put the tokenizer's files beside config.json"
+        )
+
+
 def name_of(source: ModelSource) -> str:
     """What clients call the model unless told otherwise: a path's last part, a script's without its suffix."""
     path = PurePath(source.model.removeprefix(SCRIPT_PREFIX))

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.gguf_metadata import read_gguf_metadata
-from bakehouse_replica.source import ModelFiles
+from bakehouse_replica.source import ModelFiles, require_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ def load_gguf_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
 
 def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerFast:
     """The tokenizer of the model in `files`. Raises `StartupError` where there is none that can be used."""
+    require_tokenizer(files)
     try:
         if files.is_gguf:
             tokenizer = load_gguf_tokenizer(files)
@@ -119,12 +120,6 @@ def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerFast:
     except StartupError:
         raise
     except Exception as error:  # transformers and tokenizers raise whatever broke, bare Exceptions too
-        if files.has_dummy_weights and not any(files.path.glob("tokenizer*")):
-            raise StartupError(
-                f"model {files.name!r} has dummy weights and no tokenizer: an engine takes token ids "
-                "(`replica/benchmarks/gpu.py` shows how), but nothing that reads or writes text works; "
-                "for that, put the tokenizer's files beside config.json"
-            ) from error
         raise StartupError(f"the tokenizer of model {files.name!r} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise StartupError(f"the tokenizer of model {files.name!r} has no fast implementation, which is needed")

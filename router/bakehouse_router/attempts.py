@@ -41,9 +41,16 @@ class Attempts:
         self._enter = enter
 
     def begin(self, n_before: int) -> None:
-        """A request goes to a replica, for what is missing after so many tokens."""
+        """A request goes to a replica, for what is missing after so many tokens.
+
+        A stream that waits until anybody serves asks twice a second: all that is one attempt.
+        """
         if self._enter is not None:
             self._enter()
+        newest = self.made[-1] if self.made else None
+        if newest is not None and newest.n_before == n_before > 0 and not newest.replica_ids:
+            newest.ended_at, newest.is_lost = None, False
+            return
         self.made.append(Attempt(begun_at=time.monotonic(), n_before=n_before))
 
     def hear(self, delivery: Delivery) -> None:

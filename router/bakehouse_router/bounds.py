@@ -13,6 +13,9 @@ from bakehouse_router.text.messages import Tool
 
 _MAX_LABEL_CHARS = 256
 _PRIORITY_LIMIT = 2**31
+# Tokens and alternatives of prompts that one reply may show: 16 MB of JSON in an echo, 41 MB as `prompt_logprobs`
+# (SmolLM2), all made at once. A prompt of 131,072 tokens with two alternatives to each has fewer.
+MAX_PROMPT_ENTRIES = 500_000
 
 
 def check_bounds(call: Call, settings: GatewaySettings) -> None:
@@ -40,6 +43,28 @@ def check_bad_words(bad_words: Sequence[Sequence[int]], settings: GatewaySetting
             f"bad_words are {n_tokens} tokens, each word by itself and after a space; the limit is "
             f"{settings.max_listed_tokens}",
             "bad_words",
+        )
+
+
+def check_prompt_report(call: Call, prompts: Sequence[Sequence[int]]) -> None:
+    """Raises `InvalidRequest` where the reply would show more of the prompts, once encoded, than any may.
+
+    Each choice of a completion shows its prompt anew, those of a chat have one in common.
+    """
+    options, is_completion = call.options, isinstance(call, CompletionCall)
+    per_token = {"return_token_ids": int(options.reports_tokens)}
+    if options.prompt_logprobs is not None:
+        per_token["prompt_logprobs"] = 1 + options.prompt_logprobs
+    if isinstance(call, CompletionCall) and call.echoes:
+        per_token["echo"] = 1 if options.logprobs is None else 1 + options.logprobs
+    n_tokens, n_times = sum(map(len, prompts)), (options.n or 1) if is_completion else 1
+    n_entries = n_tokens * n_times * sum(per_token.values())
+    if n_entries > MAX_PROMPT_ENTRIES:
+        param = max(per_token, key=per_token.__getitem__)
+        raise InvalidRequest(
+            f"{param}: the reply would show {n_entries} tokens and alternatives of prompts ({n_tokens} tokens, "
+            f"{n_times} times); the limit is {MAX_PROMPT_ENTRIES}",
+            param,
         )
 
 

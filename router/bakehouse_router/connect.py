@@ -137,6 +137,8 @@ def _join(address: str) -> None:
             # Else Ray takes this machine's address for 127.0.0.1, where a Ray that listens on loopback is not.
             vars(ray_constants)["ENABLE_RAY_CLUSTER"] = False
         ray.init(address=place, log_to_driver=False, logging_level=logging.WARNING)
+        # Else Serve prints a line for each handle; a program that has joined a Ray by itself has its own levels.
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = " ".join(str(error).split())  # some of Ray's have several lines
         # The line says all; the errors behind it would bury it under 30 lines of Ray and gRPC.

@@ -14,7 +14,7 @@ from bakehouse_replica.core.types import ReplicaCard, ReplicaStatus
 from bakehouse_replica.source import name_of
 from bakehouse_replica.vocabulary import Vocabulary
 
-from bakehouse_router.bounds import check_bad_words, check_bounds
+from bakehouse_router.bounds import check_bad_words, check_bounds, check_prompt_report
 from bakehouse_router.calls import Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
 from bakehouse_router.generation import Admission, Deadline, Generation, RequestDispatcher
 from bakehouse_router.metrics import GatewayMetrics
@@ -153,6 +153,7 @@ class Gateway:
                 card = await self.serving_card()
                 encoded = await self._encoder.encode(call, card)
             check_bad_words((*call.options.bad_words_ids, *encoded.bad_words), self.settings)
+            check_prompt_report(call, encoded.prompts)
         except TimeoutError:
             if deadline is None or not limit.expired():
                 raise

@@ -1,7 +1,7 @@
 """What Ray is told to reserve."""
 
 import pytest
-from bakehouse_cluster.app import build, pool_selector, rank_bundle
+from bakehouse_cluster.app import build, have_gpus, pool_selector, rank_bundle
 from bakehouse_cluster.config import parse_config
 from ray import serve
 
@@ -22,6 +22,29 @@ def test_each_rank_gets_its_share_of_cpus_and_a_gpu_where_it_runs_on_one(
     model: dict[str, object], replica: dict[str, object], has_gpus: bool, wanted: dict[str, float]
 ) -> None:
     assert rank_bundle(parse_config({"model": model, "replica": replica}), has_gpus=has_gpus) == wanted
+
+
+def node(n_gpus: float = 0, *, pool: str | None = None, is_alive: bool = True) -> dict[str, object]:
+    """What `ray.nodes` says of one."""
+    labels = {} if pool is None else {"bakehouse/pool": pool}
+    return {"Alive": is_alive, "Resources": {"CPU": 2.0} | ({"GPU": n_gpus} if n_gpus else {}), "Labels": labels}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "has_gpus"),
+    [
+        ([], [], False),
+        ([node(), node(4)], [], True),
+        ([node(), node(4, is_alive=False)], [], False),
+        ([node(pool="cpu"), node(4, pool="gpu")], ["cpu"], False),  # there a GPU would be waited for for ever
+        ([node(pool="cpu"), node(4, pool="gpu")], ["cpu", "gpu"], True),
+        ([node(4)], ["gpu"], False),
+    ],
+)
+def test_gpus_count_where_replicas_may_run(
+    nodes: list[dict[str, object]], pools: list[str], has_gpus: bool
+) -> None:
+    assert have_gpus(nodes, pools) is has_gpus
 
 
 @pytest.mark.parametrize(

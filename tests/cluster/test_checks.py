@@ -90,6 +90,15 @@ def test_what_the_model_or_the_machine_cannot_do_is_refused_before_anything_star
         check_model(config, open_source(config.source))
 
 
+def test_dummy_weights_without_a_tokenizer_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = parse_config({"model": {"source": str(tmp_path), "weights": "dummy"}})
+    with pytest.raises(StartupError, match=r"dummy weights and no tokenizer: .* put the tokenizer's files beside"):
+        check_model(config, open_source(config.source))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    check_model(config, open_source(config.source))
+
+
 def test_options_that_suit_the_model_pass() -> None:
     config = parse_config({"model": {"quantize": "int8", "max_model_len": 512}, "replica": {"tensor_parallel": 3}})
     check_model(config, open_source(config.source))

@@ -1,11 +1,14 @@
 """That kernels are being compiled is told while it happens, and only then."""
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
 
-from bakehouse_cluster.compiling import COMPILING, compiling_told, kernel_cache
+import pytest
+from bakehouse_cluster.compiling import COMPILING, compiling_told, kernel_cache, numbas_cache
+from numba.core.caching import UserWideCacheLocator
 
 WAIT_S = 20.0
 
@@ -42,3 +45,16 @@ def test_the_kernels_keep_their_machine_code_where_it_is_looked_for() -> None:
     folder = kernel_cache()
     assert folder is not None
     assert (folder.parent / "compile.py").is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the images are for Linux; elsewhere Numba has another folder")
+def test_where_they_cannot_be_written_it_is_looked_for_where_numba_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = kernel_cache()
+    assert folder is not None
+    source = folder.parent / "compile.py"
+    numbas = UserWideCacheLocator.from_function(numbas_cache, str(source))  # type: ignore[no-untyped-call]
+    assert numbas is not None
+    assert numbas_cache(source.parent) == Path(numbas.get_cache_path())

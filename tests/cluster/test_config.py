@@ -74,6 +74,8 @@ def test_overlap_may_be_switched_as_yaml_writes_it(tmp_path: Path, text: str, as
         ("model: {dtype: float8}", r"^model\.dtype: .*'auto', 'float32' or 'bfloat16', not 'float8'$"),
         ("model: {quantize: int4}", r"^model\.quantize: .*'none' or 'int8', not 'int4'$"),
         ("model: {kv_dtype: bfloat16}", r"^model\.kv_dtype: .*'auto', 'float32' or 'float16', not 'bfloat16'$"),
+        ("model: {chat_template: ''}", r"^model\.chat_template: .*at least 1 character, not ''$"),
+        ("gateway: {keys: ''}", r"^gateway\.keys: a path is expected, not ''$"),
         ("replica: {overlap: maybe}", r"^replica\.overlap: .*'auto', 'on' or 'off', not 'maybe'$"),
         ("replica: {kv_memory: much}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not 'much'$"),
         ("replica: {kv_memory: 5XB}", r"^replica\.kv_memory: a size is expected, such as 512MiB .*, not '5XB'$"),

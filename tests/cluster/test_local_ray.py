@@ -31,6 +31,22 @@ def test_a_temporary_folder_with_a_long_path_is_avoided(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Exception("The current node timed out during startup."), True),
+        (RuntimeError("no"), True),
+        (ConnectionError("no"), True),
+        (KeyError("ours"), False),
+        (AssertionError("ours"), False),
+    ],
+)
+def test_what_ray_raises_where_it_cannot_start_is_told_from_our_own_mistakes(
+    error: Exception, expected: bool
+) -> None:
+    assert local_ray.is_of_ray(error) is expected
+
+
+@pytest.mark.parametrize(
     ("message", "reason"),
     [
         (

@@ -17,8 +17,8 @@ from bakehouse_cluster.progress import Stages
 from bakehouse_replica.core.errors import StartupError
 from rich.console import Console
 
-A = RunningRay(address="127.0.0.1:1000", folder=Path("/tmp/a/ray"))
-B = RunningRay(address="127.0.0.1:2000", folder=Path("/tmp/b/ray"))
+A = RunningRay(address="127.0.0.1:1000", folder=Path("/tmp/a/ray/session_1"))
+B = RunningRay(address="127.0.0.1:2000", folder=Path("/tmp/b/ray/session_2"))
 
 
 @pytest.mark.parametrize("address", [None, "auto", A.address])
@@ -34,7 +34,11 @@ def test_an_address_chooses_among_several() -> None:
     ("rays", "address", "message"),
     [
         ([], None, "no Ray runs on this machine; `bakehouse serve` starts one"),
-        ([A, B], None, r"several Rays .* --session: /tmp/a/ray \(127.0.0.1:1000\), /tmp/b/ray \(127.0.0.1:2000\)"),
+        (
+            [A, B],
+            None,
+            rf"several Rays .* --session: {A.folder} \(127.0.0.1:1000\), {B.folder} \(127.0.0.1:2000\)",
+        ),
         ([A, B], "127.0.0.1:3", "no Ray with the address 127.0.0.1:3 runs on this machine"),
     ],
 )
@@ -45,16 +49,31 @@ def test_where_it_is_not_clear_which_one_is_meant_the_message_says_what_to_do(
         chosen(rays, address)
 
 
-def test_a_raylet_tells_of_its_ray_within_the_command_of_its_workers() -> None:
-    worker = "python default_worker.py --gcs-address=127.0.0.1:1000 --temp-dir=/tmp/a/ray --webui=127.0.0.1:1"
-    assert ray_of(["raylet", "--store_socket_name=/tmp/x", f"--python_worker_command={worker}"]) == A
+def test_a_raylet_tells_of_its_ray_within_the_command_of_its_agent() -> None:
+    agent = f"python agent.py --temp-dir=/tmp/a/ray --session-dir={A.folder} --gcs-address=127.0.0.1:1000"
+    assert ray_of(["raylet", "--store_socket_name=/tmp/x", f"--dashboard_agent_command={agent}"]) == A
     assert ray_of(["raylet"]) is None
 
 
-@pytest.mark.parametrize("inside", [".", "ray", "ray/session_latest", "ray/session_latest/logs"])
-def test_a_session_may_be_named_by_any_of_the_folders_that_the_server_prints(tmp_path: Path, inside: str) -> None:
-    (tmp_path / "ray" / "session_latest" / "logs").mkdir(parents=True)
-    assert session_folder(tmp_path / inside) == tmp_path / "ray"
+@pytest.mark.parametrize(
+    ("inside", "session"),
+    [
+        (".", "session_2"),
+        ("ray", "session_2"),
+        ("ray/session_latest", "session_2"),
+        ("ray/session_latest/logs", "session_2"),
+        ("ray/prom_metrics_service_discovery.json", "session_2"),
+        ("ray/session_1", "session_1"),
+        ("ray/session_1/logs/serve", "session_1"),
+    ],
+)
+def test_a_session_may_be_named_by_any_of_the_folders_that_the_server_prints(
+    tmp_path: Path, inside: str, session: str
+) -> None:
+    for name in ("session_1", "session_2"):
+        (tmp_path / "ray" / name / "logs").mkdir(parents=True)
+    (tmp_path / "ray" / "session_latest").symlink_to("session_2")
+    assert session_folder(tmp_path / inside) == tmp_path / "ray" / session
 
 
 def test_a_folder_without_a_ray_is_refused(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_the_defaults_make_a_document_without_a_single_option() -> None:
     assert serve_config({}, "kubernetes") == {
         "proxy_location": "EveryNode",
         "http_options": {"host": "0.0.0.0", "port": 8000},
+        "tracing_config": {"enabled": False},
         "applications": [
             {
                 "name": "bakehouse",

@@ -26,6 +26,12 @@ def test_what_belongs_to_no_request_is_left_out() -> None:
     probes = [{"route": path} for path in ("/ready", "/metrics", "/", "/console/main.js", "/v1/replicas")]
     for asked in (*probes, {"route": "bakehouse", "call_method": "Check"}):
         tracer.start_span("replica_handle_request Gateway __call__", attributes=asked).end()
+    with tracer.start_as_current_span(
+        "proxy_http_request Gateway GET /ready", attributes={"http.route": "/ready"}
+    ):
+        for name in ("route_to_replica Gateway __call__", "replica_handle_request Gateway __call__"):
+            tracer.start_span(name, attributes={"route": "/ready"}).end()
+    tracer.start_span("proxy_grpc_request Gateway Check", attributes={"rpc.method": "Check"}).end()
     assert kept.get_finished_spans() == ()
     with tracer.start_as_current_span(
         "replica_handle_request Gateway __call__", attributes={"route": "/v1/models"}
@@ -46,7 +52,9 @@ def test_the_document_of_serve_deploy_names_an_exporter_that_is_there() -> None:
         tracing = ServeDeploySchema.model_validate(document).tracing_config
         assert tracing is not None
         assert callable(import_attr(tracing.exporter_import_path))
-    assert "tracing_config" not in serve_config({"tracing": {"exporter": "otlp"}}, "kubernetes")
+    # Serve's controller keeps what the last document has said, unless this one says it.
+    for untraced in ({}, {"tracing": {"exporter": "otlp"}}):
+        assert serve_config(untraced, "kubernetes")["tracing_config"] == {"enabled": False}
 
 
 @pytest.mark.parametrize(

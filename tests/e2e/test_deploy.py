@@ -1,7 +1,11 @@
-"""What `bakehouse config render` prints, deployed by `serve deploy` on a Ray that is started as in a cluster."""
+"""The chart's minimal example, deployed by `serve deploy` on a Ray that is started as in a cluster.
+
+The document is the chart's `serveConfigV2`, to the letter. On top of the example are ports, since others may have
+the usual ones here, one of them for gRPC; and pools, so that Ray is asked for their labels.
+"""
 
 import asyncio
-import subprocess
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,38 +14,45 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import yaml
 from bakehouse_router.proto import inference_pb2 as pb
 from bakehouse_router.proto.inference_pb2_grpc import InferenceStub
-from servers import command, free_port, wait_until
+from charts import Helm, real_helm, serve_text
+from servers import free_port, wait_until
 from started_ray import StartedRay, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-POOL = "loaves"
+LOAVES, ROLLS = (
+    {"name": name, "minReplicas": 1, "maxReplicas": 1, "resources": {"requests": {"cpu": "2", "memory": "6Gi"}}}
+    for name in ("loaves", "rolls")
+)
+POOLS = (
+    f"pools={json.dumps([LOAVES, ROLLS])}",
+    "config.replica.pools={loaves,rolls}",
+    "config.gateway.pools={loaves}",
+)
 APPLY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """A minimal configuration, and where it is served."""
+    """A minimal release, and where it is served."""
 
     ray: StartedRay
+    helm: Helm
     folder: Path
-    tree: dict[str, dict[str, object]]
-    url: str
-    grpc_address: str
+    port: int
+    grpc_port: int
 
-    def change(self, **sections: dict[str, object]) -> None:
-        """Deploy the configuration with these keys changed."""
-        tree = {name: part | sections.get(name, {}) for name, part in self.tree.items()}
-        path = self.folder / "bakehouse.yaml"
-        path.write_text(yaml.safe_dump(tree))
-        rendered = subprocess.run(
-            command("config", "render", "--config", str(path)), capture_output=True, check=True
-        )
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def change(self, *sets: str) -> None:
+        """Deploy the release with these values on top."""
+        ports = (f"config.server.port={self.port}", f"config.server.grpc_port={self.grpc_port}")
         document = self.folder / "serve.yaml"
-        document.write_bytes(rendered.stdout)
+        document.write_text(serve_text(self.helm.objects("minimal-cpu", *ports, *POOLS, *sets)))
         self.ray.deploy(document)
 
     def status_of(self, **fields: object) -> int:
@@ -64,19 +75,9 @@ def answers(url: str) -> bool:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """The default model on one CPU, in nodes of a pool, of which there is one."""
     folder = tmp_path_factory.mktemp("deploy")
-    port, grpc_port = free_port(), free_port()
-    with started(folder / "ray.log", labels=f"bakehouse/pool={POOL}") as ray:
-        deployed = Deployed(
-            ray=ray,
-            folder=folder,
-            tree={
-                "replica": {"pools": [POOL, "rolls"], "max_sequences": 1},
-                "gateway": {"pools": [POOL]},
-                "server": {"port": port, "grpc_port": grpc_port},
-            },
-            url=f"http://127.0.0.1:{port}",
-            grpc_address=f"127.0.0.1:{grpc_port}",
-        )
+    helm = real_helm("4")
+    with started(folder / "ray.log", labels="bakehouse/pool=loaves") as ray:
+        deployed = Deployed(ray=ray, helm=helm, folder=folder, port=free_port(), grpc_port=free_port())
         deployed.change()
         ray.wait_until_running()
         wait_until(lambda: answers(deployed.url), 60, "ready")
@@ -86,7 +87,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 async def test_it_answers_over_http_and_over_grpc_alike(deployed: Deployed) -> None:
     answer = httpx.post(f"{deployed.url}/v1/completions", json=body(), timeout=60).json()
     request = pb.GenerateRequest(model="smollm2", text="Bread is", temperature=0, max_tokens=8)
-    async with grpc.aio.insecure_channel(deployed.grpc_address) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{deployed.grpc_port}") as channel:
         replies = [reply async for reply in InferenceStub(channel).Generate(request, timeout=60)]
     text = "".join(reply.text for reply in replies)
     assert text == answer["choices"][0]["text"]
@@ -102,7 +103,7 @@ async def test_a_change_of_limits_is_taken_by_the_same_processes_while_they_serv
         async with client.stream("POST", f"{deployed.url}/v1/completions", json=long) as stream:
             lines = stream.aiter_lines()
             await anext(lines)
-            deployed.change(gateway={"max_prompts": 1}, replica={"max_waiting_requests": 1})
+            deployed.change("config.gateway.max_prompts=1", "config.replica.max_waiting_requests=1")
             await asyncio.to_thread(
                 wait_until, lambda: deployed.status_of(prompt=["a", "b"]) == 400, APPLY_TIMEOUT_S, "a limit holds"
             )

@@ -11,11 +11,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from collector import Collector, collecting
 from servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, command, free_port, gone, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 N_TOKENS = 40
+SPANS_TIMEOUT_S = 30.0  # they are sent every 5 s
 SCRIPT = {
     "pieces": ["</s>", "bread"],
     "eos": 0,
@@ -34,10 +36,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @contextmanager
-def behind(way: list[str], folder: Path, model: list[str]) -> Iterator[Server]:
+def behind(
+    way: list[str], folder: Path, model: list[str], tracing: dict[str, object] | None = None
+) -> Iterator[Server]:
     """A server with two gateways that both serve."""
     path = folder / "gateways.yaml"
-    path.write_text("server: {gateways: 2}\n")
+    path.write_text(json.dumps({"server": {"gateways": 2}, "tracing": tracing or {}}))
     with running(folder / "log", *model, "--config", str(path), "--ingress", *way) as server:
         # `running` has heard from one of them; a new connection may reach the other.
         wait_until(
@@ -47,9 +51,16 @@ def behind(way: list[str], folder: Path, model: list[str]) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory, model: list[str]) -> Iterator[Server]:
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory, model: list[str], collector: Collector) -> Iterator[Server]:
     way = ["proxy", "--grpc-port", str(free_port())]
-    with behind(way, tmp_path_factory.mktemp("proxy"), model) as server:
+    tracing = {"enabled": True, "exporter": "otlp", "endpoint": collector.endpoint}
+    with behind(way, tmp_path_factory.mktemp("proxy"), model, tracing) as server:
         yield server
 
 
@@ -66,6 +77,32 @@ def test_serves_proxy_listens_on_loopback_only(proxied: Server) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
+
+
+def test_serves_proxy_takes_part_in_a_clients_trace_and_makes_none_of_probes(
+    proxied: Server, collector: Collector
+) -> None:
+    """Its probes are those by which `behind` has found both gateways."""
+    trace_id, clients_span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    httpx.post(
+        f"{proxied.url}/v1/completions",
+        json=BODY | {"stream": False},
+        headers={"traceparent": f"00-{trace_id}-{clients_span}-01"},
+        timeout=60,
+    ).raise_for_status()
+    chain = (
+        "proxy_http_request Gateway POST /v1/completions",
+        "route_to_replica Gateway __call__",
+        "replica_handle_request Gateway __call__",
+        "gateway",
+        "decode",
+    )
+    wait_until(lambda: collector.trace(trace_id).keys() >= set(chain), SPANS_TIMEOUT_S, f"spans {chain}")
+    spans, parent = collector.trace(trace_id), clients_span
+    for name in chain:
+        assert spans[name].parent_span_id.hex() == parent, name
+        parent = spans[name].span_id.hex()
+    assert [span.name for span in collector.spans if span.name.startswith("proxy_")] == [chain[0]]
 
 
 def test_serves_proxy_brings_the_console_page_and_its_numbers(proxied: Server) -> None:

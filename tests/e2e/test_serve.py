@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from servers import STOP_TIMEOUT_S, Server, command, free_port, gone, running, wait_until
+from servers import PROGRAM, STOP_TIMEOUT_S, Server, command, free_port, gone, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -146,6 +146,7 @@ def test_what_it_says_when_ready_is_enough_to_use_it(server: Server) -> None:
     said = server.log.read_text()
     assert f"curl {server.url}/v1/chat/completions" in said
     assert "dashboard" in said
+    assert f"{' '.join(PROGRAM)} monitor --session /" in said
     assert "MiB" in said
     assert "Traceback" not in said
 

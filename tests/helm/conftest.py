@@ -2,16 +2,11 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from bakehouse_replica.source import default_cache_root
-from charts import EXAMPLES, Helm
-from filelock import FileLock
+from charts import EXAMPLES, Helm, real_helm
 
-HERE = Path(__file__).parent
 CRDS = "BAKEHOUSE_CRDS"
 WHERE_CRDS_ARE = f"""{CRDS} names no folder of CRDs, as YAML or JSON, one a file, from
 KubeRay v1.7.0, ray-operator/config/crd/bases/: ray.io_rayservices, ray.io_rayclusters;
@@ -19,25 +14,15 @@ Prometheus Operator v0.93.0, example/prometheus-operator-crd/: podmonitors, prom
 Gateway API v1.6.1, config/crd/standard/: gateways, httproutes, grpcroutes"""
 
 
-def _helm(version: str) -> Helm:
-    """From the user's cache folder; the first time it is downloaded, 38 MB, by checksum."""
-    folder = default_cache_root() / f"helm-{version}"
-    command = [sys.executable, str(HERE / "tools" / "get_helm.py"), "--helm", version, str(folder)]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # tests run in several processes
-        subprocess.run(command, check=True, timeout=240)
-    return Helm(folder)
-
-
 @pytest.fixture(scope="session")
 def helm() -> Helm:
     """Helm 4, with kubectl beside it."""
-    return _helm("4")
+    return real_helm("4")
 
 
 @pytest.fixture(scope="session")
 def helm_3() -> Helm:
-    return _helm("3")
+    return real_helm("3")
 
 
 @pytest.fixture(scope="session", params=["4", "3"])

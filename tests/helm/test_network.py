@@ -42,7 +42,7 @@ def test_monitoring_reaches_ports_of_metrics_that_pods_have(helm: Helm) -> None:
     named = {port["name"] for box in containers(objects).values() for port in box["ports"]}
     assert set(_ports(monitoring)) == {"metrics", "as-metrics", "dash-metrics", "haproxy"}
     assert set(_ports(monitoring)) <= named
-    assert "haproxy" not in str(_rules(helm, "minimal-cpu", "haproxy=false"))
+    assert "haproxy" not in str(_rules(helm, "minimal-cpu", "config.server.ingress=proxy"))
 
 
 def test_clients_reach_http_and_grpc_and_may_be_named(helm: Helm) -> None:

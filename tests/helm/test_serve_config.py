@@ -8,6 +8,8 @@ from bakehouse_cluster.serve_config import serve_config, tracing_environment
 from bakehouse_cluster.serve_environment import cluster_environment
 from charts import Helm, containers, environment, serve_document, values
 
+PROXY = "config.server.ingress=proxy"
+
 
 def test_chart_and_command_make_the_same_document(helm: Helm, example: str) -> None:
     document = serve_document(helm.objects(example))
@@ -31,6 +33,7 @@ def test_chart_and_command_make_the_same_document(helm: Helm, example: str) -> N
         {"tracing": {"enabled": True}, "gateway": {"request_log": False}},
         {"tracing": {"enabled": True, "sampling_ratio": 0}, "model": {}},
         {"tracing": {"enabled": False, "sampling_ratio": 0.5}},
+        {"server": {"object_store": "76.3 MiB"}, "gateway": {"max_body": "1KB"}},
         {"server": {"gateways": 2}, "model": {"served_name": "0123", "revision": "1e3"}},
     ],
     ids=json.dumps,
@@ -55,11 +58,11 @@ def test_no_text_of_the_configuration_is_run_as_a_template(helm: Helm) -> None:
     assert document["applications"][0]["args"]["model"]["chat_template"] == text
 
 
-@pytest.mark.parametrize("haproxy", [True, False])
-def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, haproxy: bool) -> None:
+@pytest.mark.parametrize(("ingress", "haproxy"), [("direct", True), ("haproxy", True), ("proxy", False)])
+def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, ingress: str, haproxy: bool) -> None:
     for drain_s in (30.0, 45.5, 120.0):
         objects = helm.objects(
-            "minimal-cpu", f"haproxy={str(haproxy).lower()}", f"config.server.drain_s={drain_s}"
+            "minimal-cpu", f"config.server.ingress={ingress}", f"config.server.drain_s={drain_s}"
         )
         expected = cluster_environment(drain_s=drain_s, haproxy=haproxy)
         for container in containers(objects).values():
@@ -68,12 +71,22 @@ def test_head_and_workers_are_told_what_a_cluster_needs(helm: Helm, haproxy: boo
             assert {name for name in told if name.startswith("RAY_")} <= set(expected)
 
 
-def test_serves_own_proxies_are_told_where_spans_go(helm: Helm) -> None:
-    section = {"enabled": True, "exporter": "otlp", "endpoint": "http://collector:4317"}
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"enabled": True},
+        {"enabled": True, "sampling_ratio": 0.25},
+        {"enabled": True, "sampling_ratio": 0.00001, "exporter": "otlp", "endpoint": "http://collector:4317"},
+    ],
+    ids=json.dumps,
+)
+def test_serves_own_proxies_are_told_what_to_trace_and_where_it_goes(
+    helm: Helm, section: dict[str, object]
+) -> None:
     expected = tracing_environment(TracingSection.model_validate(section))
     tracing = f"config.tracing={json.dumps(section)}"
-    for container in containers(helm.objects("minimal-cpu", "haproxy=false", tracing)).values():
+    for container in containers(helm.objects("minimal-cpu", PROXY, tracing)).values():
         assert expected.items() <= environment(container).items()
-    for untold in (("haproxy=true", tracing), ("haproxy=false",)):  # HAProxy makes no spans
+    for untold in ((tracing,), (PROXY,)):  # HAProxy makes no spans
         for container in containers(helm.objects("minimal-cpu", *untold)).values():
             assert not expected.keys() & environment(container).keys()

@@ -81,7 +81,7 @@ CHANGES: list[tuple[str, str, Effect]] = [
     (_pools(shm="2Gi"), "shm", Effect.CLUSTER),
     ('head.nodeSelector={"a": "b"}', "nodeSelector", Effect.CLUSTER),
     (f"pools={json.dumps([POOLS[1], POOLS[0], *POOLS[2:]])}", "order", Effect.CLUSTER),
-    ("haproxy=false", "haproxy", Effect.CLUSTER),
+    ("config.server.ingress=proxy", "server.ingress", Effect.CLUSTER),
     ("autoscaler.idleTimeoutSeconds=99", "autoscaler", Effect.CLUSTER),
     ("drain.preStopSeconds=21", "drain", Effect.CLUSTER),
     ("auth.rayToken.enabled=false", "auth", Effect.CLUSTER),
@@ -139,9 +139,10 @@ def test_a_change_touches_what_the_guide_says(helm: Helm, change: str, words: st
 
 
 def test_where_proxies_make_spans_tracing_touches_the_cluster(helm: Helm) -> None:
-    before = helm.objects("full", "haproxy=false")
-    assert _effect(before, helm.objects("full", "haproxy=false", "config.tracing.enabled=false")) is Effect.CLUSTER
-    assert "`tracing` with `haproxy: false`" in GUIDE
+    proxy = "config.server.ingress=proxy"
+    before, after = helm.objects("full", proxy), helm.objects("full", proxy, "config.tracing.enabled=false")
+    assert _effect(before, after) is Effect.CLUSTER
+    assert "`tracing` with `server.ingress: proxy`" in GUIDE
 
 
 def test_the_grace_that_the_guide_computes_is_the_charts(helm: Helm) -> None:

@@ -1,5 +1,6 @@
 """The actor in a real Ray: what Serve and the router get from it, and what its engine's failure leads to."""
 
+import json
 import shutil
 import tempfile
 import threading
@@ -31,6 +32,7 @@ def local_ray() -> Iterator[None]:
         # Else 15: beside anything else that works here, a start takes minutes.
         environment.setenv("RAY_worker_niceness", "0")
         ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+        serve.start(proxy_location="Disabled")  # Serve would wait for one, 5 s at a time, and it is not used
     yield
     serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
@@ -102,6 +104,11 @@ def test_a_replica_whose_engine_fails_tells_its_streams_and_is_replaced(local_ra
     assert [delta.finish for delta in ends] == [FinishReason.ERROR] * 2
     assert all(delta.failure is not None and delta.failure.kind is FailureKind.ENGINE for delta in ends)
 
+    wait_until_replaced(handle, before)
+    serve.delete("broken")
+
+
+def wait_until_replaced(handle: DeploymentHandle[ReplicaActor], before: str) -> None:
     is_over = threading.Event()
     timer = threading.Timer(WAIT_S, is_over.set)
     timer.start()
@@ -109,7 +116,6 @@ def test_a_replica_whose_engine_fails_tells_its_streams_and_is_replaced(local_ra
         is_over.wait(0.2)
     timer.cancel()
     assert not is_over.is_set(), "no other replica has taken its place"
-    serve.delete("broken")
 
 
 def replica_id_or_none(handle: DeploymentHandle[ReplicaActor]) -> str | None:
@@ -117,3 +123,14 @@ def replica_id_or_none(handle: DeploymentHandle[ReplicaActor]) -> str | None:
         return status_of(handle, STATUS_WAIT_S).card.replica_id
     except (ray.exceptions.RayError, TimeoutError):
         return None  # the old one has gone, the new one is not there yet
+
+
+def test_a_replica_whose_engine_hangs_in_a_step_ends_and_is_replaced(local_ray: None, tmp_path: Path) -> None:
+    script = tmp_path / "stalls.json"
+    script.write_text(json.dumps({"pieces": ["x"], "default": {"ids": [0]}, "stall_at": 3}))
+    handle = deploy("hanging", ReplicaSettings(source=ModelSource(model=f"scripted:{script}"), step_timeout_s=2.0))
+    before = status_of(handle).card.replica_id
+    with pytest.raises(ray.exceptions.RayActorError):  # by which gateways know that it goes on elsewhere
+        deliveries(handle, request(0))
+    wait_until_replaced(handle, before)
+    serve.delete("hanging")

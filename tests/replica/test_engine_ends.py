@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import queue
+import threading
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,40 @@ async def test_a_deadline_that_passes_ends_the_request_as_failed() -> None:
     assert deltas[-1].failure is not None
     assert deltas[-1].failure.kind is FailureKind.DEADLINE
     assert len(ids_of(deltas)) <= 6
+
+
+async def test_a_step_that_hangs_is_told_while_it_does_and_no_other() -> None:
+    hangs, goes_on, now = threading.Event(), threading.Event(), [0.0]
+
+    def hang(plan: StepPlan) -> None:
+        hangs.set()
+        assert goes_on.wait(WAIT_S)
+
+    async with engine_with(hang, clock=lambda: now[0]) as engine:
+        assert engine.stall(5.0) is None
+        streaming = asyncio.create_task(collect(engine, request("a")))
+        assert await asyncio.to_thread(hangs.wait, WAIT_S)
+        now[0] += 5.0
+        assert engine.stall(5.0) is None
+        now[0] += 0.5
+        assert engine.stall(5.0) == "the engine of this replica has failed: a step has taken longer than 5 s"
+        goes_on.set()
+        assert len(ids_of(await streaming)) == 6
+        now[0] += 60.0  # idle hours are no step
+        assert await engine.drain(WAIT_S)
+        assert engine.stall(5.0) is None
+
+
+async def test_an_engine_that_has_failed_hangs_in_no_step() -> None:
+    now = [0.0]
+
+    def break_first(plan: StepPlan) -> None:
+        raise RuntimeError("the oven is on fire")
+
+    async with engine_with(break_first, clock=lambda: now[0]) as engine:
+        await collect(engine, request("a"))
+        now[0] += 60.0
+        assert engine.stall(5.0) is None
 
 
 async def test_a_resumed_request_that_fails_again_ends_where_its_output_stands() -> None:

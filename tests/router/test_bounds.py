@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from bakehouse_replica.core.errors import InvalidRequest
 from bakehouse_replica.core.sampling import Grammar, GrammarKind
-from bakehouse_router.bounds import check_bad_words, check_bounds
+from bakehouse_router.bounds import MAX_PROMPT_ENTRIES, check_bad_words, check_bounds, check_prompt_report
 from bakehouse_router.calls import Call, ToolUse
 from bakehouse_router.requests import check_token_ids, scoped_salt
 from bakehouse_router.text.messages import Tool
@@ -128,3 +128,33 @@ def test_nobody_in_particular_has_no_salt() -> None:
 def test_different_tenants_and_salts_never_read_alike(tenant: str, salt: str, other: str, other_salt: str) -> None:
     is_same = (tenant, salt) == (other, other_salt)
     assert (scoped_salt(tenant, salt) == scoped_salt(other, other_salt)) == is_same
+
+
+def of_tokens(*counts: int) -> list[tuple[int, ...]]:
+    """Prompts of so many tokens."""
+    return [(0,) * count for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("call", "n_each", "param"),
+    [
+        (completion(echoes=True), 1, "echo"),
+        (completion(echoes=True, logprobs=4), 5, "echo"),
+        (completion(echoes=True, logprobs=4, n=2), 10, "echo"),
+        (completion(prompt_logprobs=0), 1, "prompt_logprobs"),
+        (completion(prompt_logprobs=4, echoes=True, reports_tokens=True, n=2), 14, "prompt_logprobs"),
+        (completion(reports_tokens=True), 1, "return_token_ids"),
+        (chat(prompt_logprobs=4, n=2), 5, "prompt_logprobs"),  # of the one prompt, which is shown once
+    ],
+)
+def test_what_a_reply_shows_of_prompts_is_bounded(call: Call, n_each: int, param: str) -> None:
+    n_most = MAX_PROMPT_ENTRIES // n_each
+    check_prompt_report(call, of_tokens(n_most - 1, 1))
+    with pytest.raises(InvalidRequest, match=f"^{param}: the reply would show .*; the limit is 500000$") as caught:
+        check_prompt_report(call, of_tokens(n_most, 1))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("call", [completion(n=2, logprobs=3), chat(logprobs=3)])
+def test_prompts_that_are_not_shown_may_have_any_length(call: Call) -> None:
+    check_prompt_report(call, of_tokens(MAX_PROMPT_ENTRIES + 1))

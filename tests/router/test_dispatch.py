@@ -25,6 +25,7 @@ from bakehouse_replica.core.types import (
     TokenLogprob,
 )
 from bakehouse_router import dispatch
+from bakehouse_router.attempts import Attempts
 from bakehouse_router.dispatch import Dispatcher
 
 Act = Delivery | BakehouseError
@@ -130,6 +131,19 @@ async def test_a_replica_lost_after_the_first_delta_is_made_good_by_a_resume() -
         delivery(delta(1, 11, finish=FinishReason.STOP), replica_id="b"),
     ]
     assert client.asked == [request(), replace(request(), request_id="r-retry1", prior_output=(10,))]
+
+
+async def test_a_stream_that_waits_until_anybody_serves_is_resumed_once() -> None:
+    nobody = [Unavailable("nobody serves")]
+    client = ScriptedClient([delivery(delta(0, 10)), LOST], *[nobody] * 2, [ENDING])
+    attempts = Attempts()
+    async with aclosing(Dispatcher(client).stream(request(), attempts)) as deliveries:
+        assert [item.replica_id async for item in deliveries] == ["a", "b"]
+    assert len(client.asked) == 4
+    first, resumed = attempts.made
+    assert (first.n_before, first.replica_ids, first.is_lost) == (0, ["a"], True)
+    assert (resumed.n_before, resumed.replica_ids, resumed.is_lost) == (1, ["b"], False)
+    assert resumed.ended_at is not None
 
 
 async def test_what_came_in_the_same_delivery_as_the_loss_is_passed_on() -> None:

@@ -169,6 +169,15 @@ async def test_requests_of_one_call_have_ids_of_their_own(text: ModelText) -> No
     assert [request.request_id for request in dispatcher.requests] == ["call-0", "call-1"]
 
 
+async def test_a_reply_that_would_show_too_much_of_its_prompts_is_refused_before_anything_is_asked(
+    text: ModelText,
+) -> None:
+    dispatcher = ScriptedDispatcher()
+    with pytest.raises(InvalidRequest, match=r"echo: the reply would show 3225600 tokens .*; the limit is 500000"):
+        await _pieces(text, completion(prompts=((5,) * 150,) * 64, n=16, echoes=True, logprobs=20), dispatcher)
+    assert dispatcher.requests == []
+
+
 async def test_an_unknown_model_is_refused(text: ModelText) -> None:
     call = CompletionCall(model="gpt-4", prompts=("a",), options=GenerationOptions())
     with pytest.raises(UnknownModel) as refused:

@@ -2,13 +2,17 @@
 
 import re
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from bakehouse_replica.source import default_cache_root
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
+GET_HELM = ROOT / "tests" / "helm" / "tools" / "get_helm.py"
 CHART = ROOT / "helm"
 EXAMPLES = tuple(sorted(path.name.removesuffix("-values.yaml") for path in CHART.glob("ci/*-values.yaml")))
 NAMESPACE = "llm"
@@ -54,6 +58,15 @@ class Helm:
         changes = [part for change in sets for part in (_flag(change), change)]
         chart = str(self.chart)
         return self.run("template", name, chart, "-n", NAMESPACE, "-f", values_path(example), *changes, *options)
+
+
+def real_helm(version: str) -> Helm:
+    """From the user's cache folder; the first time it is downloaded, 38 MB, by checksum."""
+    folder = default_cache_root() / f"helm-{version}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # tests run in several processes
+        subprocess.run([sys.executable, str(GET_HELM), "--helm", version, str(folder)], check=True, timeout=240)
+    return Helm(folder)
 
 
 def _flag(change: str) -> str:
@@ -113,7 +126,13 @@ def environment(container: Tree) -> dict[str, str]:
     return {item["name"]: item["value"] for item in container.get("env", []) if "value" in item}
 
 
+def serve_text(objects: list[Tree]) -> str:
+    """serveConfigV2, as KubeRay's operator sends it to Ray."""
+    text: str = ray_service(objects)["serveConfigV2"]
+    return text
+
+
 def serve_document(objects: list[Tree]) -> Tree:
     """serveConfigV2, parsed."""
-    document: Tree = yaml.safe_load(ray_service(objects)["serveConfigV2"])
+    document: Tree = yaml.safe_load(serve_text(objects))
     return document

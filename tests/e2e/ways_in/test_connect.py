@@ -46,16 +46,24 @@ def announced_environment(server: Server) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def seen(server: Server) -> Iterator[dict[str, Seen]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the other program's standard error goes."""
+    return tmp_path_factory.mktemp("connected") / "printed"
+
+
+@pytest.fixture(scope="module")
+def seen(server: Server, printed: Path) -> Iterator[dict[str, Seen]]:
     """What the other program has seen; it lives on meanwhile."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    program = subprocess.Popen(
-        [sys.executable, connected.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=plain | announced_environment(server),
-    )
+    with printed.open("wb") as errors:
+        program = subprocess.Popen(
+            [sys.executable, connected.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=plain | announced_environment(server),
+        )
     assert program.stdin is not None
     assert program.stdout is not None
     line = next((line for line in program.stdout if line.startswith("{")), "{}")
@@ -65,6 +73,11 @@ def seen(server: Server) -> Iterator[dict[str, Seen]]:
         program.stdin.close()
         assert program.wait(timeout=60) == 0
         program.stdout.close()
+
+
+def test_nothing_is_printed_that_the_program_has_not_asked_for(seen: dict[str, Seen], printed: Path) -> None:
+    assert seen
+    assert printed.read_text() == ""
 
 
 def test_whole_replies_have_what_was_asked_for(seen: dict[str, Seen]) -> None:
