@@ -112,6 +112,15 @@ class Story:
     ended_at_s: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldStory:
+    """A story, with whose it is and who tells it."""
+
+    replica_id: str
+    request_id: str
+    story: Story
+
+
 @dataclass(slots=True, eq=False)
 class StoryLog:
     """The story of one call as it grows."""
