@@ -151,12 +151,11 @@ async def test_each_choice_is_kept_as_it_was_computed_with_who_accepted() -> Non
     a, b, broken = Replica("a"), Replica("b"), Replica("c", problem="the engine has failed")
     made = router(a, b, broken)
     call = pending(request())
-    views = made.views()
+    expected = choose(request(), made.views(), Random())
     (_, (second,)) = await made.choose_replicas([a, b, broken], call)
 
     routing = made.routings.of("r")
     assert routing is not None
-    expected = choose(request(), views, Random())
     assert [replace(candidate, digests=()) for candidate in expected.ranked] == list(routing.choice.ranked)
     assert routing.choice.excluded == expected.excluded == (("c", "does not serve: the engine has failed"),)
     assert (routing.reason, routing.n_choices, routing.accepted_by) == (expected.reason, 1, None)
