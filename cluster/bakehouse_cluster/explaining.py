@@ -56,7 +56,8 @@ def rows(told: Json) -> Iterator[Row]:
             for part in attempt["parts"]:
                 yield _at(attempt["at_s"]), f"sent: {part['id']}", _after(attempt["after_tokens"])
                 yield from _routing(part["routing"])
-                yield from _story(part["story"], attempt["at_s"])
+                # The replica's clock is its own: its story begins, as far as anybody knows, with the choice of it.
+                yield from _story(part["story"], (part["routing"] or attempt)["at_s"])
             if attempt["state"] == "lost":
                 yield _at(attempt["ended_at_s"]), "lost", attempt["loss"] or ""
         yield from _left_out(prompt["n_attempts_left_out"], "attempt")

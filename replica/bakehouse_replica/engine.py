@@ -167,7 +167,7 @@ class Engine:
     async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
         """The stories so far of those of these requests that live here, or were cancelled not long ago.
 
-        None where the engine has failed, or is in a step for longer than `explain_timeout_s`; never raises.
+        None of them where the engine has failed, or a step takes longer than `explain_timeout_s`; never raises.
         """
         if not self._thread.is_alive():
             return ()
