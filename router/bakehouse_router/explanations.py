@@ -63,13 +63,13 @@ class Explanations:
         for request_id in ids:
             self._live[tenant, request_id] = report
 
-    def end(self, tenant: str, ids: Sequence[str], report: Report) -> None:
-        """It is over. An id that has come again meanwhile is the later request's."""
+    def end(self, tenant: str, ids: Sequence[str], report: Report, last: RequestReport) -> None:
+        """What `report` told of is over, as `last` tells. An id that has come again is the later request's."""
         keys = tuple((tenant, request_id) for request_id in dict.fromkeys(ids))
         for key in keys:
             if self._live.get(key) == report:
                 del self._live[key]
-        ended = _Ended(keys, _within_bounds(explanation(report(), is_over=True)))
+        ended = _Ended(keys, _within_bounds(explanation(last, is_over=True)))
         number = next(self._count)
         self._ended[number] = ended
         self._numbers.update(dict.fromkeys(keys, number))

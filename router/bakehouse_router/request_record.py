@@ -79,7 +79,8 @@ class RequestRecord:
         report = self.report()
         self._log.write(report)
         if self._explanations is not None and self._call_id is not None:
-            self._explanations.end(self.tenant, (self._request_id, self._call_id), self.report)
+            ids = (self._request_id, self._call_id)
+            self._explanations.end(self.tenant, ids, self.report, report)
         if self.span is not None:
             self.span.end(report)
 

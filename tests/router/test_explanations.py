@@ -458,7 +458,7 @@ def finish(table: Explanations, one: RequestReport, tenant: str = "") -> None:
         return one
 
     table.begin(tenant, ids, tell)
-    table.end(tenant, ids, tell)
+    table.end(tenant, ids, tell, one)
 
 
 async def test_the_bounds_hold_under_ten_thousand_requests() -> None:
@@ -485,13 +485,13 @@ async def test_an_id_that_comes_again_is_the_later_request_s() -> None:
     tellers = [lambda one=one: one for one in reports]
     table.begin("", ("same", "c0"), tellers[0])
     table.begin("", ("same", "c1"), tellers[1])
-    table.end("", ("same", "c0"), tellers[0])
+    table.end("", ("same", "c0"), tellers[0], reports[0])
     assert (await table.explain("", "same"))["reply_id"] == "c1", "which is still running"
     assert (await table.explain("", "c0"))["state"] == "ended"
-    table.end("", ("same", "c1"), tellers[1])
+    table.end("", ("same", "c1"), tellers[1], reports[1])
     for index in range(2, 5):
         table.begin("", ("same", f"c{index}"), tellers[index])
-        table.end("", ("same", f"c{index}"), tellers[index])
+        table.end("", ("same", f"c{index}"), tellers[index], reports[index])
     assert (await table.explain("", "same"))["reply_id"] == "c4"
     with pytest.raises(UnknownRequest):
         await table.explain("", "c1")

@@ -5,10 +5,10 @@ whose clock measures them. `version` changes when a field is renamed, removed or
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import cast
 
-from bakehouse_replica.core.story import Admitted, Entry, Preempted, Story, ToldStory, Waited
+from bakehouse_replica.core.story import Admitted, Entry, Preempted, Story, ToldStory, Waited, WaitSum
 
 from bakehouse_router.api.token_json import Json
 from bakehouse_router.attempts import Attempt
@@ -20,6 +20,9 @@ MAX_PROMPTS = 8
 # Of the attempts for one prompt the first and the latest are told.
 FIRST_ATTEMPTS = 1
 LAST_ATTEMPTS = 7
+_FIELDS: dict[type[Entry | WaitSum], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in (Waited, Admitted, Preempted, WaitSum)
+}
 _EVENTS: dict[type[Entry], str] = {Waited: "waited", Admitted: "admitted", Preempted: "preempted"}
 
 
@@ -139,8 +142,8 @@ def _story(replica_id: str, story: Story) -> Json:
         "replica": replica_id,
         "ended_at_s": _rounded(story.ended_at_s),
         "prepared_s": _rounded(story.prepared_s),
-        "waited": [_plain(asdict(total)) for total in story.waited],
-        "entries": [{"event": _EVENTS[type(entry)], **_plain(asdict(entry))} for entry in story.entries],
+        "waited": [_plain(total) for total in story.waited],
+        "entries": [{"event": _EVENTS[type(entry)], **_plain(entry)} for entry in story.entries],
         "n_entries_left_out": story.n_left_out,
         "n_preemptions": story.n_preemptions,
         "n_prefill_chunks": story.n_chunks,
@@ -148,8 +151,10 @@ def _story(replica_id: str, story: Story) -> Json:
     }
 
 
-def _plain(fields: Json) -> Json:
-    return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
+def _plain(message: Entry | WaitSum) -> Json:
+    """Its fields; `asdict` would copy each of them, which takes four times as long."""
+    told = [(name, getattr(message, name)) for name in _FIELDS[type(message)]]
+    return {name: _rounded(value) if isinstance(value, float) else value for name, value in told}
 
 
 def _since(moment: float | None, received_at: float) -> float | None:
