@@ -138,6 +138,21 @@ def monitor(
 
 
 @app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="A request's id (x-request-id), or its reply's.")
+    ],
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    key: Annotated[str, typer.Option(help="API key of the server.", envvar="BAKEHOUSE_API_KEY")] = "none",
+) -> None:
+    """Why a request waited, where it went, and for whom it made way."""
+    # Loads the HTTP client, which the other commands must not wait for.
+    from bakehouse_cluster import explaining
+
+    explaining.explain(request_id, url=url, key=key, console=Console())
+
+
+@app.command()
 def generate(
     input_path: Annotated[Path, typer.Option("--input", help="JSON lines: prompts, messages, or OpenAI Batch.")],
     output_path: Annotated[Path, typer.Option("--output", help="JSON lines; what it holds is not done again.")],

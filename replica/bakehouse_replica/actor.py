@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from bakehouse_replica.core.errors import ConfigError, EngineDead, StartupError
 from bakehouse_replica.core.metric_table import METRICS, Source
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.vllm_table import VLLM_METRICS
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
@@ -99,6 +100,10 @@ class ReplicaActor:
     async def status(self, received: Received | None = None) -> ReplicaStatus:
         """See `ReplicaService.status`."""
         return await self._service.status(received)
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """See `ReplicaService.explain`."""
+        return await self._service.explain(request_ids)
 
     async def record_routing_stats(self) -> dict[str, WireValue]:
         """Serve polls this and sends it to every router."""

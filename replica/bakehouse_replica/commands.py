@@ -4,16 +4,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.story import Story
 from bakehouse_replica.core.types import Request, SchedulingPolicy
 from bakehouse_replica.mailbox import Recipient
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Serve this request and deliver its deltas to this recipient."""
+    """Serve this request and deliver its deltas to this recipient. `prepared_s`: spent on its grammar before."""
 
     request: Request
     recipient: Recipient
+    prepared_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,14 @@ class Adopt:
     """Schedule by this policy from now on."""
 
     policy: SchedulingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Tell the stories so far of those of these requests that are known, by their ids."""
+
+    request_ids: tuple[str, ...]
+    answer: Future[dict[str, Story]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +60,4 @@ class Fail:
     error: BakehouseError
 
 
-Command = Add | Abort | Adopt | Drain | Fail | Stop
+Command = Add | Abort | Adopt | Drain | Explain | Fail | Stop

@@ -23,15 +23,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
-from bakehouse_replica.commands import Abort, Add, Adopt, Command, Drain, Fail, Stop
+from bakehouse_replica.commands import Abort, Add, Adopt, Command, Drain, Explain, Fail, Stop
 from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.errors import BakehouseError, RankLost, Unavailable
 from bakehouse_replica.core.executor import Executor, Pending
 from bakehouse_replica.core.scheduler import Scheduler
+from bakehouse_replica.core.story import Story, ToldStory
 from bakehouse_replica.core.types import (
     Delivery,
     Failure,
@@ -56,6 +57,8 @@ FAILURE_MESSAGE = "the engine of this replica has failed"
 LOAD_PERIOD_S = 0.05
 # Longer than any step that makes progress.
 CLOSE_GRACE_S = 10.0
+# Longer than most steps: stories are told between two of them.
+EXPLAIN_TIMEOUT_S = 2.0
 
 
 class Engine:
@@ -70,6 +73,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] | None = None,
         close_grace_s: float = CLOSE_GRACE_S,
+        explain_timeout_s: float = EXPLAIN_TIMEOUT_S,
     ) -> None:
         """`on_failure` is called once, from the engine's thread, after the open streams have been told."""
         self._executor = executor
@@ -86,6 +90,7 @@ class Engine:
         self._clock = clock
         self._on_failure = on_failure
         self._close_grace_s = close_grace_s
+        self._explain_timeout_s = explain_timeout_s
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._begun: deque[Pending] = deque()  # oldest first
         self._streams = StreamTable()
@@ -150,10 +155,13 @@ class Engine:
         """
         self._refuse_unless_serving()
         check_vocabulary(request, self._card.vocabulary_size)
+        prepared_s = 0.0
         if request.params.grammar is not None:
+            begun_at = self._clock()
             request = await prepared(request, self._executor, self._clock)
+            prepared_s = self._clock() - begun_at
             self._refuse_unless_serving()
-        self._commands.put(Add(request, recipient))
+        self._commands.put(Add(request, recipient, prepared_s))
         try:
             yield
         finally:
@@ -163,6 +171,24 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Cancel a request; its open choices end with `FinishReason.CANCELLED`. Idempotent, never waits."""
         self._commands.put(Abort(request_id))
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories so far of those of these requests that live here, or were cancelled not long ago.
+
+        None of them where the engine has failed, or a step takes longer than `explain_timeout_s`; never raises.
+        """
+        if not self._thread.is_alive():
+            return ()
+        answer: Future[dict[str, Story]] = Future()
+        self._commands.put(Explain(tuple(request_ids), answer))
+        try:
+            stories = await asyncio.wait_for(asyncio.wrap_future(answer), self._explain_timeout_s)
+        except TimeoutError:
+            return ()
+        return tuple(
+            ToldStory(replica_id=self._card.replica_id, request_id=request_id, story=story)
+            for request_id, story in stories.items()
+        )
 
     def adopt(self, policy: SchedulingPolicy) -> None:
         """Schedule by another policy, between two steps; nothing that runs or waits is touched, and never waits.
@@ -246,25 +272,38 @@ class Engine:
             self._obey(command)
             is_idle = False
 
-    def _obey(self, command: Add | Abort | Adopt | Drain | Fail) -> None:
+    def _obey(self, command: Add | Abort | Adopt | Drain | Explain | Fail) -> None:
         match command:
             case Add():
-                self._add(command.request, command.recipient)
+                self._add(command)
             case Abort():
                 self._abort(command.request_id, command.recipient)
             case Adopt():
                 self._scheduler.adopt(command.policy)
             case Drain():
                 self._drains.append(command.is_idle)
+            case Explain():
+                self._explain(command)
             case Fail() if self._failure is None:
                 raise command.error
 
-    def _add(self, request: Request, recipient: Recipient) -> None:
+    def _explain(self, command: Explain) -> None:
+        if not command.answer.set_running_or_notify_cancel():
+            return  # the asker's time ran out
+        told = dict[str, Story]()
+        if self._failure is None:  # else the scheduler may be what has failed
+            now = self._clock()
+            stories = {request_id: self._scheduler.explain(request_id, now) for request_id in command.request_ids}
+            told = {request_id: story for request_id, story in stories.items() if story is not None}
+        command.answer.set_result(told)
+
+    def _add(self, command: Add) -> None:
+        request, recipient = command.request, command.recipient
         try:
             if self._failure is not None:
                 raise Unavailable(self._failure)
             self._streams.open(request, recipient)
-            self._scheduler.add(request, self._clock())
+            self._scheduler.add(request, self._clock(), command.prepared_s)
         except BakehouseError as error:
             self._streams.leave(request.request_id, recipient)
             post({recipient.loop: [(recipient, error)]})
@@ -345,5 +384,7 @@ class Engine:
                 post({command.recipient.loop: [(command.recipient, closed)]})
             elif isinstance(command, Drain):
                 self._drains.append(command.is_idle)
+            elif isinstance(command, Explain) and command.answer.set_running_or_notify_cancel():
+                command.answer.set_result({})
         self._refresh_load(is_due=True)
         self._tell_drains()

@@ -1,12 +1,13 @@
 """What gateways ask of a replica, whatever carries their calls: requests, subscriptions, status."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from bakehouse_replica.core.errors import Unavailable
 from bakehouse_replica.core.live_limits import read_limits
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.outbox import SILENT_S, Outboxes
@@ -72,3 +73,7 @@ class ReplicaService:
             self._outboxes.hear(received)
         (status,) = await self._engine.statuses()
         return status
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of those of these requests that are here, or were cancelled here not long ago."""
+        return await self._engine.explain(request_ids)

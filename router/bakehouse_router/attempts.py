@@ -4,10 +4,13 @@ Told per attempt by `bakehouse_router.dispatch`, never per token; read once the 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery
+
+from bakehouse_router.routing import Routing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,11 +19,14 @@ class Attempt:
 
     `n_before`: output tokens that earlier attempts have brought. `replica_ids`: who answered, several where
     choices went on apart. The first of them tells how many tokens the prompt has, how many of those it had cached,
-    and for how long it kept the request waiting (`queue_s`, None where nobody has told).
+    and for how long it kept the request waiting (`queue_s`, None where nobody has told). `request_ids` are those
+    under which replicas know its parts; of each, `routings` (from `routed`, who knows) and `stories` say what is
+    known, and `loss` is why the attempt was lost.
     """
 
     begun_at: float
     n_before: int
+    request_ids: tuple[str, ...] = ()
     replica_ids: list[str] = field(default_factory=list)
     n_prompt: int = 0
     n_cached: int = 0
@@ -28,6 +34,17 @@ class Attempt:
     first_at: float | None = None  # of its first tokens
     ended_at: float | None = None
     is_lost: bool = False
+    loss: str | None = None
+    routed: Callable[[str], Routing | None] = lambda request_id: None
+    routings: dict[str, Routing] = field(default_factory=dict)
+    stories: list[ToldStory] = field(default_factory=list)
+
+    def route(self) -> None:
+        """Takes what is known by now of how its parts were routed."""
+        for request_id in self.request_ids:
+            routing = self.routed(request_id)
+            if routing is not None:
+                self.routings[request_id] = routing
 
 
 class Attempts:
@@ -40,8 +57,13 @@ class Attempts:
         self.made: list[Attempt] = []
         self._enter = enter
 
-    def begin(self, n_before: int) -> None:
-        """A request goes to a replica, for what is missing after so many tokens.
+    def begin(
+        self,
+        n_before: int,
+        request_ids: Sequence[str] = (),
+        routed: Callable[[str], Routing | None] = lambda request_id: None,
+    ) -> None:
+        """Requests of these ids go to replicas, for what is missing after so many tokens; `routed` knows where.
 
         A stream that waits until anybody serves asks twice a second: all that is one attempt.
         """
@@ -49,15 +71,19 @@ class Attempts:
             self._enter()
         newest = self.made[-1] if self.made else None
         if newest is not None and newest.n_before == n_before > 0 and not newest.replica_ids:
-            newest.ended_at, newest.is_lost = None, False
+            newest.ended_at, newest.is_lost, newest.loss = None, False, None
+            newest.request_ids, newest.routed = tuple(request_ids), routed
             return
-        self.made.append(Attempt(begun_at=time.monotonic(), n_before=n_before))
+        self.made.append(
+            Attempt(begun_at=time.monotonic(), n_before=n_before, request_ids=tuple(request_ids), routed=routed)
+        )
 
     def hear(self, delivery: Delivery) -> None:
         """Another replica has answered than the one before; the first time, it tells how long it took."""
         attempt = self.made[-1]
         if attempt.first_at is None:
             attempt.first_at = time.monotonic()
+            attempt.route()
             usage = next((delta.usage for delta in delivery.deltas if delta.usage is not None), None)
             if usage is not None:
                 attempt.n_prompt, attempt.n_cached = usage.prompt_tokens, usage.cached_tokens
@@ -65,8 +91,13 @@ class Attempts:
         if delivery.replica_id not in attempt.replica_ids:
             attempt.replica_ids.append(delivery.replica_id)
 
-    def end(self, *, is_lost: bool = False) -> None:
-        """The newest attempt is over, as its replica `is_lost` or otherwise."""
+    def tell(self, story: ToldStory) -> None:
+        """A replica has told the story of a part of the newest attempt."""
+        self.made[-1].stories.append(story)
+
+    def end(self, *, loss: str | None = None) -> None:
+        """The newest attempt is over, with the loss of its replica or otherwise."""
         if self.made and self.made[-1].ended_at is None:
             self.made[-1].ended_at = time.monotonic()
-            self.made[-1].is_lost = is_lost
+            self.made[-1].route()
+            self.made[-1].is_lost, self.made[-1].loss = loss is not None, loss

@@ -5,9 +5,10 @@ without Ray; `bakehouse_router.subscription_client` is the one that a cluster us
 `bakehouse_router.streaming_client` does the same more simply and slowly.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 
@@ -24,6 +25,10 @@ class ReplicaClient(Protocol):
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """Every known replica, those that do not serve too; never blocks for long, never raises."""
+        ...
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that replicas know; never blocks for long, never raises."""
         ...
 
     async def close(self) -> None:

@@ -68,7 +68,7 @@ class GatewayDeployment:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
         self._client.start()
         gateway_id = serve.get_replica_context().replica_id.unique_id
-        dispatcher, decisions = Dispatcher(self._client), self._calls.decisions
+        dispatcher, decisions = Dispatcher(self._client, routed=self._calls.routed), self._calls.decisions
         self._faces = await asyncio.to_thread(_build_faces, self._settings, dispatcher, decisions, gateway_id)
         counted = RayMetrics(metric for metric in METRICS if metric.source is Source.GATEWAY)
         self._pushing = asyncio.create_task(push_for_ever([counted], self._faces.gateway.metrics.series))

@@ -12,17 +12,19 @@ for as long as a replica may take to be replaced; before that, whoever asks is b
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, Unavailable
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, ReplicaStatus, Request, TokenDelta
 
 from bakehouse_router.attempts import Attempts
 from bakehouse_router.client import ReplicaClient
 from bakehouse_router.journal import Journal
 from bakehouse_router.merging import merged
+from bakehouse_router.routing import Routing
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +77,28 @@ class _Losses:
 class Dispatcher:
     """Streams requests through a client, with resume, journal and one terminal delta per choice."""
 
-    def __init__(self, client: ReplicaClient, *, resume_wait_s: float = RESUME_WAIT_S) -> None:
-        """`resume_wait_s`: for so long a stream that has begun waits while nobody serves."""
+    def __init__(
+        self,
+        client: ReplicaClient,
+        *,
+        resume_wait_s: float = RESUME_WAIT_S,
+        routed: Callable[[str], Routing | None] = lambda request_id: None,
+    ) -> None:
+        """`resume_wait_s`: for so long a stream that has begun waits while nobody serves.
+
+        `routed`: how a request was routed, by its id, where the client chooses and knows.
+        """
         self._client = client
         self._resume_wait_s = resume_wait_s
+        self._routed = routed
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """Every known replica, those that do not serve too."""
         return await self._client.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that replicas know; never blocks for long, never raises."""
+        return await self._client.explain(request_ids)
 
     async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries until each choice has ended; closing the generator cancels the request.
@@ -96,10 +112,10 @@ class Dispatcher:
         attempts = Attempts() if attempts is None else attempts
         while True:
             parts = _parts(request, journal, losses.n_all, clock() - begun_at)
-            attempts.begin(journal.n_tokens)
+            attempts.begin(journal.n_tokens, [part.request.request_id for part in parts], self._routed)
             heard: str | None = None
             try:
-                async with aclosing(self._attempt(parts, request.request_id)) as deliveries:
+                async with aclosing(self._attempt(parts, request.request_id, attempts)) as deliveries:
                     async for delivery in deliveries:
                         fresh, loss = _taken(delivery.deltas, journal)
                         if fresh:
@@ -113,22 +129,30 @@ class Dispatcher:
                     return
                 raise EngineDead(f"the stream of {request.request_id} ended before its choices did")
             except Unavailable as lost:
-                attempts.end(is_lost=True)
+                attempts.end(loss=lost.message)
                 delay_s = _delay_after(lost, losses, journal.n_emitted, clock())
                 logger.warning("request %s: %s; attempt %d", request.request_id, lost, losses.n_all + 1)
             finally:
                 attempts.end()
             await asyncio.sleep(delay_s)
 
-    def _attempt(self, parts: list[_Part], request_id: str) -> AsyncGenerator[Delivery, None]:
+    def _attempt(self, parts: list[_Part], request_id: str, attempts: Attempts) -> AsyncGenerator[Delivery, None]:
         """The parts' deliveries, as those of the client's request and choices. Raises where one is lost."""
-        streams = [self._deliveries(part, request_id) for part in parts]
+        streams = [self._deliveries(part, request_id, attempts) for part in parts]
         return streams[0] if len(streams) == 1 else merged(streams)
 
-    async def _deliveries(self, part: _Part, request_id: str) -> AsyncGenerator[Delivery, None]:
+    async def _deliveries(
+        self, part: _Part, request_id: str, attempts: Attempts
+    ) -> AsyncGenerator[Delivery, None]:
         is_own = part.first_choice == 0 and part.request.request_id == request_id
         async with aclosing(self._client.generate(part.request)) as deliveries:
             async for delivery in deliveries:
+                for delta in delivery.deltas:
+                    if delta.story is not None:
+                        told = ToldStory(
+                            replica_id=delivery.replica_id, request_id=part.request.request_id, story=delta.story
+                        )
+                        attempts.tell(told)
                 yield delivery if is_own else _renamed(delivery, request_id, part.first_choice)
 
 

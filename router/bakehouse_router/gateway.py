@@ -16,6 +16,7 @@ from bakehouse_replica.vocabulary import Vocabulary
 
 from bakehouse_router.bounds import check_bad_words, check_bounds, check_prompt_report
 from bakehouse_router.calls import Call, ChatCall, CompletionCall, GenerationOptions, ToolUse
+from bakehouse_router.explanations import Explanations
 from bakehouse_router.generation import Admission, Deadline, Generation, RequestDispatcher
 from bakehouse_router.metrics import GatewayMetrics
 from bakehouse_router.prompt_run import PromptJob
@@ -48,7 +49,8 @@ class Gateway:
     """Serves one model, whose text side is `text`, over whatever replicas `dispatcher` knows.
 
     `grammars` None leaves grammars to the replicas to check; `admission` None lets everything wait; `metrics` None
-    counts for itself; `tracing` None traces nothing. Whoever takes a request opens a record for it in `records`.
+    counts for itself; `tracing` None traces nothing. Whoever takes a request opens a record for it in `records`,
+    and `explanations` tell what became of it.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Gateway:
         tracing: Tracing | None = None,
     ) -> None:
         self._first_settings = self._settings = settings
-        self.records = Records(RequestLog(settings.request_log, has_prompts=settings.logs_prompts), tracing)
+        self.explanations = Explanations(dispatcher.explain)
+        log = RequestLog(settings.request_log, has_prompts=settings.logs_prompts)
+        self.records = Records(log, tracing, self.explanations)
         self.metrics = metrics or GatewayMetrics()
         self._dispatcher = dispatcher
         self._text = text

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
 from bakehouse_replica.core.metric_table import CANCELLED, COMPLETE
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, FinishReason, ReplicaStatus, Request
 
 from bakehouse_router.api.errors import error_code
@@ -32,6 +33,10 @@ class RequestDispatcher(Protocol):
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """Every known replica."""
+        ...
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that replicas know."""
         ...
 
 
@@ -109,9 +114,9 @@ class Generation:
     """Runs the prompts of one call; choice k of prompt r is choice `r * n + k` of the call.
 
     The prompts share one `n`. `pause_s`: after so long without news an empty tuple comes. `replica_id` is known
-    from the first delivery on, `first_token_at` (`time.monotonic`'s) from the first output token, `outcome` and
-    `error` at the end. `enter` is called in each task that sends a request. `keeps_text`: for the `texts` of the
-    choices.
+    from the first delivery on, `first_token_at` (`time.monotonic`'s) from the first output token, `queued_at` from
+    its place in the gateway's queue on, `outcome` and `error` at the end. `enter` is called in each task that
+    sends a request. `keeps_text`: for the `texts` of the choices.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class Generation:
         keeps_text: bool = False,
     ) -> None:
         self.replica_id: str | None = None
+        self.queued_at: float | None = None
         self.first_token_at: float | None = None
         self.outcome: str | None = None
         self.error: Exception | None = None
@@ -167,6 +173,13 @@ class Generation:
         """The text of each choice so far, where it is kept."""
         return tuple("".join(parts) for parts in self._texts or ())
 
+    @property
+    def route(self) -> str | None:
+        """How the first prompt that an answer has come for was routed, in one line, where that is known."""
+        answered = [attempt for each in self.attempts for attempt in each.made if attempt.replica_ids]
+        routings = [routing for attempt in answered for routing in attempt.routings.values()]
+        return str(routings[0]) if routings else None
+
     def prompt_of(self, choice: int) -> PromptReport:
         """The prompt of one of the call's choices, as far as its pieces have told."""
         return self._runs[choice // self._n_choices].report
@@ -183,6 +196,7 @@ class Generation:
         try:
             if self._admission is not None:
                 place = self._admission.enter(len(self._runs), self._n_prompt_tokens)
+            self.queued_at = time.monotonic()
             self._pumps = [asyncio.create_task(self._pump(index, inbox)) for index in range(len(self._runs))]
             while not all(run.is_over for run in self._runs):
                 news = await self._next(inbox)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from random import Random
@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, Unavailable
 from bakehouse_replica.core.metric_table import ROUTING_REASONS
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 from bakehouse_replica.core.wire import card_from_wire, load_from_wire
 from grpc.aio import AioRpcError
@@ -26,6 +27,7 @@ from bakehouse_router.policy.pick import choose
 from bakehouse_router.policy.views import ReplicaView
 from bakehouse_router.replica_calls import Answers
 from bakehouse_router.replicas import ReplicaTable
+from bakehouse_router.routing import Routing, Routings
 from bakehouse_router.tracing import UNTRACED
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 # A dead replica is noticed at once, because the call fails; one that lives answers in milliseconds, but took more
 # than 2 s on two cores at load 10 (with 1 s here the gateway then answered 503 for a healthy replica).
 STATUS_TIMEOUT_S = 5.0
+# Somebody waits for it; a replica answers between two of its steps, or not within two seconds.
+EXPLAIN_TIMEOUT_S = 3.0
 T = TypeVar("T")
 
 
@@ -44,6 +48,7 @@ class KvAwareRouter(RequestRouter):
         self._table = ReplicaTable()
         self._random = Random()
         self.decisions = dict.fromkeys(ROUTING_REASONS, 0)
+        self.routings = Routings()
 
     def views(self) -> list[ReplicaView]:
         """What the policy would be given now."""
@@ -82,6 +87,7 @@ class KvAwareRouter(RequestRouter):
         choice = choose(request, views, self._random)
         logger.debug("request %s: %s", request.request_id, choice)
         self.decisions[choice.reason] += 1
+        self.routings.note(request.request_id, choice, time.monotonic())
         known = {view.replica_id for view in views}
         unknown = [replica for replica_id, replica in by_id.items() if replica_id not in known]
         if choice.ranked:
@@ -112,6 +118,9 @@ class KvAwareRouter(RequestRouter):
     ) -> None:
         """A replica has accepted the request: it keeps the charge until the request ends."""
         self._table.accept(pending_request.metadata.internal_request_id, replica_id.unique_id)
+        argument = pending_request.args[0] if pending_request.args else None
+        if isinstance(argument, Request):
+            self.routings.accept(argument.request_id, replica_id.unique_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The call has ended, well or badly, or the replica has rejected it."""
@@ -178,10 +187,12 @@ class RayCalls:
 
     def decisions(self) -> Mapping[str, int]:
         """How often the router of this handle has chosen a replica, by the reason; empty until it first has."""
-        # Serve makes it, one for all options of a handle, from a copy of `KvAwareRouter` that came by pickle, and
-        # has no other way to it.
-        router = getattr(getattr(self._direct._router, "_asyncio_router", None), "_request_router", None)
-        return dict(getattr(router, "decisions", {}))
+        return dict(getattr(self._request_router(), "decisions", {}))
+
+    def routed(self, request_id: str) -> Routing | None:
+        """How the router of this handle has routed a request, as long as it knows."""
+        routings: Routings | None = getattr(self._request_router(), "routings", None)
+        return None if routings is None else routings.of(request_id)
 
     def generate(self, request: Request) -> RayCall[Delivery]:
         """See `ReplicaCalls`."""
@@ -205,13 +216,31 @@ class RayCalls:
             return Answers(statuses=(), is_whole=True)
         except (TimeoutError, RayError, AioRpcError):
             return Answers(statuses=(), is_whole=False)
-        asked = [
-            asyncio.wait_for(call.get_async(), self._status_timeout_s)  # type: ignore[no-untyped-call]
-            for call in calls
-        ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await _gathered(calls, self._status_timeout_s)
         statuses = tuple(answer for answer in answers if isinstance(answer, ReplicaStatus))
         return Answers(statuses=statuses, is_whole=len(statuses) == len(answers))
+
+    async def explain_all(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """See `ReplicaCalls`: all are asked, as who has a request that waits is known to its replica alone."""
+        try:
+            async with asyncio.timeout(EXPLAIN_TIMEOUT_S):
+                calls = await self._direct.broadcast("explain", list(request_ids))._fetch_replica_results_async()
+        except (TimeoutError, DeploymentUnavailableError, RayError, AioRpcError):
+            return ()
+        answers = await _gathered(calls, EXPLAIN_TIMEOUT_S)
+        return tuple(story for answer in answers if isinstance(answer, tuple) for story in answer)
+
+    def _request_router(self) -> object:
+        """Serve makes it, one for all options of a handle, from a copy of `KvAwareRouter` that came by pickle, and
+        has no other way to it."""
+        return getattr(getattr(self._direct._router, "_asyncio_router", None), "_request_router", None)
+
+
+async def _gathered(calls: Sequence[ReplicaResult], timeout_s: float) -> list[object]:
+    """What each has answered within that time, or why it has not."""
+    asked = [asyncio.wait_for(call.get_async(), timeout_s) for call in calls]  # type: ignore[no-untyped-call]
+    answers: list[object] = await asyncio.gather(*asked, return_exceptions=True)
+    return answers
 
 
 def _call(handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:

@@ -3,10 +3,12 @@
 `bakehouse_router.ray_client` is what a cluster uses.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -49,4 +51,8 @@ class ReplicaCalls(Protocol):
 
     async def ask_all(self, received: Received | None) -> Answers:
         """The statuses of all replicas that run; never blocks for long, never raises."""
+        ...
+
+    async def explain_all(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that any replica knows; never blocks for long, never raises."""
         ...

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 16 * 1024
 MAX_FIELD_CHARS = 80
+MIN_WAIT_S = 0.001
 _FIELD_PATH = re.compile(r"[A-Za-z0-9_.\[\]-]+")
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_.,:/@+\[\]-]+")
 
@@ -66,6 +67,8 @@ class RequestLog:
             "cached_tokens": None if usage is None else usage.cached_tokens,
             "generated_tokens": None if usage is None else usage.completion_tokens,
             "queue_s": _rounded(report.queue_s),
+            "waited": [f"{reason}:{seconds:.3f}" for reason, seconds in _noticeable(report.waited_s)],
+            "preempted": report.n_preempted or None,
             "first_token_s": _rounded(report.first_token_s),
             "total_s": _rounded(report.ended_at - report.received_at),
             "replicas": list(report.replica_ids),
@@ -73,6 +76,12 @@ class RequestLog:
             "resumed": report.n_resumed or None,
         }
         return fields | _texts(report) if self.has_prompts else fields
+
+
+def _noticeable(waited_s: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The longest first; what is not a millisecond long is left out."""
+    longest = sorted(waited_s.items(), key=lambda item: -item[1])
+    return [(reason, seconds) for reason, seconds in longest if seconds >= MIN_WAIT_S]
 
 
 def _texts(report: RequestReport) -> dict[str, Value]:

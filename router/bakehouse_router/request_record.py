@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from bakehouse_router.api.errors import problem_of
 from bakehouse_router.calls import Call
+from bakehouse_router.explanations import Explanations
 from bakehouse_router.generation import Generation
 from bakehouse_router.request_log import RequestLog
 from bakehouse_router.request_report import Face, Kind, PromptAttempts, RequestReport
@@ -37,6 +38,7 @@ class RequestRecord:
         log: RequestLog,
         span: RequestSpan | None,
         open_records: "set[RequestRecord]",
+        explanations: Explanations | None = None,
     ) -> None:
         self.tenant = ""
         self.span = span
@@ -46,6 +48,7 @@ class RequestRecord:
         self._request_id = request_id
         self._log = log
         self._open_records = open_records
+        self._explanations = explanations
         self._received_at = time.monotonic()
         self._call_id: str | None = None
         self._call: Call | None = None
@@ -56,6 +59,8 @@ class RequestRecord:
         """The request has been understood as this call."""
         self._call, self._call_id = call, call_id
         self.tenant = call.options.tenant
+        if self._explanations is not None:
+            self._explanations.begin(self.tenant, (self._request_id, call_id), self.report)
 
     def follow(self, generation: Generation) -> None:
         """The call runs; how that ends counts, unless `fail` says more."""
@@ -75,12 +80,16 @@ class RequestRecord:
         self._open_records.discard(self)
         if isinstance(error, Exception):
             self.fail(error)
-        report = self._report()
+        report = self.report()
         self._log.write(report)
+        if self._explanations is not None and self._call_id is not None:
+            ids = (self._request_id, self._call_id)
+            self._explanations.end(self.tenant, ids, self.report, report)
         if self.span is not None:
             self.span.end(report)
 
-    def _report(self) -> RequestReport:
+    def report(self) -> RequestReport:
+        """What has become of it so far."""
         generation = self._generation
         error, outcome = self._error, CANCELLED
         if generation is not None:
@@ -103,6 +112,7 @@ class RequestRecord:
             call=self._call,
             problem=problem,
             usage=None if generation is None else generation.usage,
+            queued_at=None if generation is None else generation.queued_at,
             finishes=() if generation is None else generation.finishes,
             first_token_at=None if generation is None else generation.first_token_at,
             prompts=() if generation is None else _prompts(generation),
@@ -111,11 +121,14 @@ class RequestRecord:
 
 
 class Records:
-    """Opens the records of one gateway. `tracing` None: nothing is traced."""
+    """Opens the records of one gateway. `tracing` None: nothing is traced; `explanations` None: nor explained."""
 
-    def __init__(self, log: RequestLog, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, log: RequestLog, tracing: Tracing | None = None, explanations: Explanations | None = None
+    ) -> None:
         self._log = log
         self._tracing = tracing
+        self._explanations = explanations
         self._open: set[RequestRecord] = set()
 
     @property
@@ -126,7 +139,7 @@ class Records:
     def open(self, face: Face, kind: Kind, request_id: str, carrier: Mapping[str, str]) -> RequestRecord:
         """The record of a request that has arrived; `carrier`: its headers, by names in lower case."""
         span = None if self._tracing is None else self._tracing.begin(carrier)
-        return RequestRecord(face, kind, request_id, self._log, span, self._open)
+        return RequestRecord(face, kind, request_id, self._log, span, self._open, self._explanations)
 
 
 def _prompts(generation: Generation) -> tuple[PromptAttempts, ...]:

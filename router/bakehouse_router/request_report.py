@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bakehouse_replica.core.story import Story
+
 from bakehouse_router.api.errors import Problem
 from bakehouse_router.attempts import Attempt
 from bakehouse_router.calls import Call
@@ -30,7 +32,8 @@ class RequestReport:
     """A request that is over. Moments are `time.monotonic`'s.
 
     `outcome`: `complete`, `cancelled` where the client left, else the error's code. `call` None: it could not be
-    understood. `usage` None: nothing was started for it. `texts` of the choices, where they are kept.
+    understood. `usage` None: nothing was started for it. `queued_at`: when it got its place in the gateway's
+    queue. `texts` of the choices, where they are kept.
     """
 
     request_id: str
@@ -44,6 +47,7 @@ class RequestReport:
     call: Call | None = None
     problem: Problem | None = None
     usage: CallUsage | None = None
+    queued_at: float | None = None
     finishes: tuple[str, ...] = ()
     first_token_at: float | None = None
     prompts: tuple[PromptAttempts, ...] = ()
@@ -73,6 +77,25 @@ class RequestReport:
     def queue_s(self) -> float | None:
         """How long replicas kept the request waiting; of several prompts, the one that waited longest."""
         return max((prompt.queue_s for prompt in self.prompts if prompt.queue_s is not None), default=None)
+
+    @property
+    def waited_s(self) -> dict[str, float]:
+        """Seconds that replicas kept its choices waiting, by reason; `behind:` one before them for theirs."""
+        waited_s: dict[str, float] = {}
+        for total in (total for story in self.stories for total in story.waited):
+            reason = f"{'behind:' if total.is_behind else ''}{total.reason}"
+            waited_s[reason] = waited_s.get(reason, 0.0) + total.seconds
+        return waited_s
+
+    @property
+    def n_preempted(self) -> int:
+        """How often its choices have made way for others, as far as replicas have told."""
+        return sum(story.n_preemptions for story in self.stories)
+
+    @property
+    def stories(self) -> tuple[Story, ...]:
+        """Those that replicas have told."""
+        return tuple(told.story for attempt in self.attempts for told in attempt.stories)
 
     @property
     def first_token_s(self) -> float | None:

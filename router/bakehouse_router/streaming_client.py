@@ -5,9 +5,10 @@ The simple form: each token of each request costs what a message costs, 1.2 ms o
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Call, ReplicaCalls
@@ -43,6 +44,10 @@ class StreamingClient:
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """The replicas as of the last refresh, at most a status period and a timeout old."""
         return self._watch.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that replicas know; never blocks for long, never raises."""
+        return await self._calls.explain_all(request_ids)
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries; closing the generator cancels the request at its replica."""

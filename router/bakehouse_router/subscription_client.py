@@ -5,10 +5,11 @@ and of the replica's loss. It ends when the request has ended there.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.step_message import Receipt
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Answers, Call, ReplicaCalls
@@ -43,6 +44,10 @@ class SubscriptionClient:
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """The replicas as of the last refresh, at most a status period and a timeout old."""
         return self._watch.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these requests that replicas know; never blocks for long, never raises."""
+        return await self._calls.explain_all(request_ids)
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         """The request's deliveries; closing the generator cancels the request at its replica."""

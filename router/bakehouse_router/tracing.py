@@ -127,6 +127,7 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | tuple[st
         "bakehouse.outcome": report.outcome,
         "bakehouse.replicas": report.replica_ids,
         "bakehouse.resumed": report.n_resumed,
+        "bakehouse.preempted": report.n_preempted,
         "bakehouse.cached_tokens": None if usage is None else usage.cached_tokens,
         "gen_ai.operation.name": "text_completion" if report.kind == "completion" else "chat",
         "gen_ai.request.model": None if call is None else _encodable(call.model),

@@ -57,6 +57,14 @@ async def test_steps_go_on_while_a_grammar_is_compiled() -> None:
         assert len(ids_of(await waiting)) == 6
 
 
+async def test_the_time_for_a_grammar_is_told_in_the_story() -> None:
+    executor = CompilingExecutor(while_compiling=lambda: None)
+    async with engine_with(executor=executor) as engine:
+        (*_, last) = await collect(engine, request("a", grammar=GRAMMAR))
+    assert last.story is not None
+    assert last.story.prepared_s >= 1.0, "the engine's clock ticks with every look at it"
+
+
 async def test_c46_a_request_aborted_while_its_grammar_is_compiled_ends_without_a_step() -> None:
     executor = CompilingExecutor()
     async with engine_with(executor=executor) as engine:

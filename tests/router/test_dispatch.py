@@ -14,6 +14,7 @@ from bakehouse_replica.core.errors import (
     Unavailable,
 )
 from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import (
     Delivery,
     Failure,
@@ -51,6 +52,9 @@ class ScriptedClient:
             self.n_closed += 1
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        return ()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
         return ()
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded, Unavailable
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import (
     Delivery,
     Failure,
@@ -62,6 +63,9 @@ class _FailsFor:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return await self._dispatcher.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return await self._dispatcher.explain(request_ids)
 
     async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
         async with aclosing(self._dispatcher.stream(request, attempts)) as deliveries:
@@ -248,6 +252,9 @@ class _Watched:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return await self.dispatcher.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return await self.dispatcher.explain(request_ids)
 
     async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
         async with aclosing(self.dispatcher.stream(request, attempts)) as deliveries:

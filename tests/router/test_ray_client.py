@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
 from typing import TypedDict, Unpack, cast
 
 import pytest
@@ -9,7 +11,8 @@ from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.errors import BakehouseError, EngineDead, InvalidRequest, Overloaded, Unavailable
 from bakehouse_replica.core.metric_table import PREEMPTIONS
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.step_message import Received, ReturnAddress, Subscribe
+from bakehouse_replica.core.step_message import ReturnAddress, Subscribe
+from bakehouse_replica.core.story import StoryLog, ToldStory
 from bakehouse_replica.core.types import (
     Delivery,
     FinishReason,
@@ -20,6 +23,7 @@ from bakehouse_replica.core.types import (
     TokenDelta,
 )
 from bakehouse_replica.core.wire import WireValue, card_to_wire, load_to_wire
+from bakehouse_router.policy.pick import choose
 from bakehouse_router.ray_client import KvAwareRouter, RayCall, RayCalls
 from bakehouse_router.streaming_client import StreamingClient
 from grpc import StatusCode
@@ -141,6 +145,28 @@ async def test_choices_are_counted_by_their_reason() -> None:
     assert made.decisions["load"] + made.decisions["prefix"] == 3
     assert made.decisions["only_one"] == 1
     assert sum(made.decisions.values()) == 4
+
+
+async def test_each_choice_is_kept_as_it_was_computed_with_who_accepted() -> None:
+    a, b, broken = Replica("a"), Replica("b"), Replica("c", problem="the engine has failed")
+    made = router(a, b, broken)
+    call = pending(request())
+    expected = choose(request(), made.views(), Random())
+    (_, (second,)) = await made.choose_replicas([a, b, broken], call)
+
+    routing = made.routings.of("r")
+    assert routing is not None
+    assert [replace(candidate, digests=()) for candidate in expected.ranked] == list(routing.choice.ranked)
+    assert routing.choice.excluded == expected.excluded == (("c", "does not serve: the engine has failed"),)
+    assert (routing.reason, routing.n_choices, routing.accepted_by) == (expected.reason, 1, None)
+
+    await made.choose_replicas([a, b, broken], call)
+    made.on_request_routed(call, second.replica_id, cast(ReplicaResult, None))
+    again = made.routings.of("r")
+    assert again is not None
+    assert (again.n_choices, again.accepted_by) == (2, second.replica_id.unique_id)
+    assert again.accepted_at is not None
+    assert again.accepted_at >= again.chosen_at
 
 
 async def test_the_charge_follows_the_replica_that_accepts() -> None:
@@ -318,7 +344,7 @@ class HandleWith:
         self._call(self._options["method_name"])
         return self._handle.response
 
-    def broadcast(self, method_name: str, received: Received | None) -> Broadcast:
+    def broadcast(self, method_name: str, argument: object) -> Broadcast:
         self._call(method_name)
         if isinstance(self._handle.answers, Exception):
             raise self._handle.answers
@@ -563,6 +589,16 @@ async def test_whether_all_that_run_have_answered_is_known() -> None:
     for answers, n_statuses, is_whole in told:
         seen = await calls_by(Handle(answers=answers)).ask_all(None)
         assert (len(seen.statuses), seen.is_whole) == (n_statuses, is_whole), answers
+
+
+async def test_stories_are_those_of_all_replicas_that_answer_and_come_by_grpc() -> None:
+    story = StoryLog().told(ended_at_s=1.0)
+    told = [ToldStory(replica_id=name, request_id=name, story=story) for name in ("a", "b")]
+    handle = Handle(answers=[(told[0],), ActorDiedError(), (), (told[1],)])
+    assert await calls_by(handle).explain_all(["a", "b"]) == tuple(told)
+    assert handle.ways == {"explain": False}
+    for gone in (DeploymentUnavailableError(DEPLOYMENT), ActorDiedError()):
+        assert await client(Handle(answers=gone)).explain(["a"]) == ()
 
 
 async def test_one_silent_replica_does_not_hide_the_others() -> None:

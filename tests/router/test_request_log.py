@@ -10,16 +10,18 @@ from typing import Any
 import httpx
 import pytest
 from bakehouse_replica.core.errors import EngineDead, InvalidRequest, Overloaded
+from bakehouse_replica.core.story import Preempted, PreemptionRule, StoryLog, ToldStory, Waited, WaitReason
 from bakehouse_replica.core.types import FinishReason
 from bakehouse_router.api.bodies import Origin
 from bakehouse_router.api.deltas import stream_deltas
 from bakehouse_router.api.grpc import InferenceService
 from bakehouse_router.api.http import build_api
+from bakehouse_router.attempts import Attempt
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.keys import KeyRing
 from bakehouse_router.proto import inference_pb2 as pb
 from bakehouse_router.request_log import MAX_NAME_CHARS, RequestLog
-from bakehouse_router.request_report import RequestReport
+from bakehouse_router.request_report import PromptAttempts, RequestReport
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
 from engines import Gate
@@ -217,6 +219,37 @@ async def test_off_leaves_nothing(text: ModelText, lines: Lines) -> None:
     async with served(text, ScriptedDispatcher(["ab"]), chosen) as url:
         await post(url, CHAT)
     assert lines.text == ""
+
+
+def test_waits_and_preemptions_are_told_in_sum_the_longest_first_and_what_is_too_short_to_matter_is_not(
+    lines: Lines,
+) -> None:
+    def waited(reason: WaitReason, seconds: float, *, is_behind: bool = False) -> Waited:
+        return Waited(choice=0, at_s=0.0, reason=reason, is_behind=is_behind, n_plans=1, seconds=seconds)
+
+    log = StoryLog()
+    log.add(waited(WaitReason.NEXT_PLAN, 0.0004))
+    log.add(waited(WaitReason.NO_BLOCKS, 0.25, is_behind=True))
+    log.add(waited(WaitReason.NO_SLOT, 1.0))
+    log.add(Preempted(choice=0, at_s=1.0, step=3, rule=PreemptionRule.BLOCKS, n_short=1, n_freed=2))
+    log.add(waited(WaitReason.NO_SLOT, 0.5))
+    told = ToldStory(replica_id="a", request_id="r", story=log.told(ended_at_s=9.0))
+    attempts = tuple(Attempt(begun_at=1.0, n_before=0, stories=[told]) for _ in range(2))
+    report = RequestReport(
+        request_id="r",
+        face="http",
+        kind="chat",
+        received_at=1.0,
+        ended_at=2.0,
+        outcome="complete",
+        prompts=(PromptAttempts(made=attempts, n_tokens=1),),
+    )
+    RequestLog("json").write(report)
+    line = lines.only()
+    assert (line["waited"], line["preempted"]) == (["no_slot:3.000", "behind:no_blocks:0.500"], 2)
+    lines.forget()
+    RequestLog("text").write(report)
+    assert "waited=no_slot:3.000,behind:no_blocks:0.500 preempted=2" in lines.text
 
 
 NASTY = ["a\nb", 'say "x"', "a=b c", "\u2028\u2029\x85\x00\x1b[31m", "snow ☃ \ud800", "x" * 5000, "", "{}"]

@@ -1,7 +1,7 @@
 """Streams whose replica is lost anywhere go on as if nothing had been: ids, log-probabilities, finishes, usage."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from bakehouse_replica.core.errors import EngineDead, Unavailable
 from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, FinishReason, ReplicaStatus, Request, TokenDelta, Usage
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.script import Script, parse_script
@@ -41,6 +42,9 @@ class LossyClient:
                 n_left = None if n_left is None else n_left - 1
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
+        return ()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
         return ()
 
     async def close(self) -> None:

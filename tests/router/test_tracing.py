@@ -1,11 +1,12 @@
 """The spans of requests: whose trace they belong to, what they measure, and that none is in a request's way."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 import httpx
 import pytest
 from bakehouse_replica.core.errors import EngineDead, Unavailable, UnknownModel
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, FinishReason, Request, TokenDelta, Usage
 from bakehouse_router.api.grpc import InferenceService
 from bakehouse_router.api.http import build_api
@@ -220,6 +221,9 @@ class TwoAttempts:
 
     async def statuses(self) -> tuple[object, ...]:
         return (status(tiny_card("first")), status(tiny_card("second")))
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return ()
 
     async def close(self) -> None: ...
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from bakehouse_replica.core.sampling import SamplingParams
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import (
     Capacity,
     Delivery,
@@ -160,6 +161,9 @@ class ScriptedDispatcher:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return self.replicas
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return ()
 
     async def stream(self, request: Request, attempts: Attempts | None = None) -> AsyncGenerator[Delivery, None]:
         attempts = attempts or Attempts()

@@ -5,12 +5,13 @@ those of other calls. Replicas can be killed, messages of subscriptions held up.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from bakehouse_replica.core.errors import EngineDead, Unavailable
 from bakehouse_replica.core.step_message import Receipt, Received, ReturnAddress, StepMessage, Subscribe
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, Request
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.outbox import SILENT_S
@@ -143,6 +144,10 @@ class LocalCalls:
         statuses = [await each.service.status(received) for each in candidates]
         self.n_asked += 1
         return Answers(statuses=tuple(statuses), is_whole=True)
+
+    async def explain_all(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        alive = [each for each in self.replicas if each.is_alive]
+        return tuple([told for each in alive for told in await each.service.explain(request_ids)])
 
     def _candidate(self) -> LocalReplica | None:
         return next((each for each in self.replicas if each.is_candidate), None)

@@ -29,6 +29,12 @@ class Lines:
         line: dict[str, Any] = json.loads(lines[0])
         return line
 
+    def of(self, request_id: str) -> dict[str, Any]:
+        """The one line about a request, of a log in JSON."""
+        (line,) = [line for line in map(json.loads, self.text.splitlines()) if line["id"] == request_id]
+        assert isinstance(line, dict)
+        return line
+
     def forget(self) -> None:
         self._caplog.clear()
 

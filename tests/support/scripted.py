@@ -1,13 +1,14 @@
 """A server on a scripted model, in this process and without Ray: real HTTP, gateway, engine and sampler."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import httpx
 import torch
 from bakehouse_replica.build import scripted_capacity
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import (
     Delivery,
     ReplicaCard,
@@ -73,6 +74,9 @@ class WatchedClient:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return await self.engine.statuses()
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return await self.engine.explain(request_ids)
 
     async def close(self) -> None:
         await self.engine.close()

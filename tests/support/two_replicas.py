@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request, StepPlan
 from bakehouse_replica.engine import Engine
 from bakehouse_replica.script import parse_script
@@ -29,6 +30,9 @@ class Successors:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return tuple([status for engine in self.engines for status in await engine.statuses()])
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return tuple([told for engine in self.engines for told in await engine.explain(request_ids)])
 
     async def close(self) -> None:
         for engine in self.engines:

@@ -31,10 +31,14 @@ def _share_further(grants: dict[Sequence, int], n_tokens: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class StepBudget:
-    """Tokens granted to each sequence in this step, and prefill tokens left to grant."""
+    """Tokens granted to each sequence in this step, and prefill tokens left to grant.
+
+    `prefilling`: who was granted some of the latter, those included from whom they were withdrawn.
+    """
 
     prefill_left: int
     grants: dict[Sequence, int] = field(default_factory=dict)
+    prefilling: list[Sequence] = field(default_factory=list)
 
     @classmethod
     def shared_among(
@@ -77,6 +81,8 @@ class StepBudget:
         if n_most is not None:
             n_more = min(n_more, n_most)
         if n_more > 0:
+            if not granted:
+                self.prefilling.append(sequence)
             self.grants[sequence] = granted + n_more
             self.prefill_left -= n_more
         return max(n_more, 0)

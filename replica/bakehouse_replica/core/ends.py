@@ -3,25 +3,34 @@
 Their terminal deltas wait here until the driver takes them. Whoever has ended is remembered for a while.
 """
 
+from collections import OrderedDict
+from dataclasses import replace
+
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Sequence
+from bakehouse_replica.core.stories import Stories
+from bakehouse_replica.core.story import Story
 from bakehouse_replica.core.tally import Tally
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta
 
+# Whoever cancels has left before the last delta, and may ask for the story a little later; 1 kB each, as a rule.
+REMEMBERED_STORIES = 256
 REMEMBERED_IDS = 4096  # an abort meets its request, or its end, within milliseconds: far fewer are on their way
 
 
 class Ends:
     """The ends of one scheduler's sequences."""
 
-    def __init__(self, *, roster: Roster, pool: BlockPool, tally: Tally) -> None:
+    def __init__(self, *, roster: Roster, pool: BlockPool, tally: Tally, stories: Stories) -> None:
         self._tally = tally
         self._roster = roster
         self._pool = pool
         self._ended = RecentIds(REMEMBERED_IDS)  # else a late abort would cancel the next request of that id
         self._outbox: list[TokenDelta] = []
+        self._stories = stories
+        self._cancelled: OrderedDict[str, Story] = OrderedDict()
 
     def has_ended(self, request_id: str) -> bool:
         """Whether the last request of that id has ended, and not long ago."""
@@ -30,19 +39,34 @@ class Ends:
     def begin_anew(self, request_id: str) -> None:
         """A request of that id has come; what ended under it before counts no more."""
         self._ended.forget(request_id)
+        self._cancelled.pop(request_id, None)
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         """Ends a sequence with terminal deltas, which wait to be taken."""
-        self._outbox += sequence.ends(reason, failure)
-        self.forget(sequence, reason)
+        self._outbox += self.ended(sequence, sequence.ends(reason, failure))
 
-    def forget(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence whose terminal delta somebody else has; remembers its request with the last one."""
+    def ended(self, sequence: Sequence, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        """Forgets a sequence that ends with these deltas; the last one of its request tells its story.
+
+        The request is remembered then.
+        """
         self._roster.end(sequence)
-        request_id = sequence.call.request.request_id
-        if request_id not in self._roster.calls:
-            self._ended.remember(request_id)
-            self._tally.end(sequence, reason)
+        story = self._stories.end(sequence)
+        if story is None:
+            return deltas
+        request_id, reason = sequence.call.request.request_id, deltas[-1].finish
+        assert reason is not None, "these deltas end the sequence"
+        self._ended.remember(request_id)
+        self._tally.end(sequence, reason)
+        if reason is FinishReason.CANCELLED:
+            self._cancelled[request_id] = story
+            if len(self._cancelled) > REMEMBERED_STORIES:
+                self._cancelled.popitem(last=False)
+        return [*deltas[:-1], replace(deltas[-1], story=story)]
+
+    def story_of_cancelled(self, request_id: str) -> Story | None:
+        """The story of a request that was cancelled not long ago."""
+        return self._cancelled.get(request_id)
 
     def end_without_room(self, sequence: Sequence) -> None:
         """Ends a sequence that cannot grow although it runs alone, or never could."""

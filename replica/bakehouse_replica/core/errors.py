@@ -5,6 +5,7 @@
     │   ├── UnknownModel          the model is not served here                         HTTP 404
     │   ├── ContextTooLong        prompt and output do not fit the context             HTTP 400
     │   └── RequestTooLarge       the body is over the limit                           HTTP 413
+    ├── UnknownRequest            no request of this id is known here                  HTTP 404
     ├── Unauthenticated           no key, or one that nobody has                       HTTP 401
     ├── Overloaded                no room now, come back later                         HTTP 429
     ├── DeadlineExceeded          the request's own time ran out                       HTTP 408
@@ -49,6 +50,10 @@ class ContextTooLong(InvalidRequest):
 
 class RequestTooLarge(InvalidRequest):
     """The request's body is over the limit."""
+
+
+class UnknownRequest(BakehouseError):
+    """No request of this id, of who asks, is known here."""
 
 
 class Unauthenticated(BakehouseError):

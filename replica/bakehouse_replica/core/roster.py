@@ -76,6 +76,8 @@ class Roster:
             return []
         table, tail = sequence.block_table, sequence.n_computed // self._pool.block_size
         copy = self._pool.writable(table, tail) if tail < len(table) else None
+        if copy is not None:
+            sequence.call.story.n_copies += 1
         n_blocks = self._pool.n_blocks_for(sequence.n_computed + n_tokens)
         table.extend(self._pool.allocate() for _ in range(n_blocks - len(table)))
         sequence.block_ids = tuple(table)

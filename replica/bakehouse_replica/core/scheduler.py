@@ -63,6 +63,8 @@ from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.room import n_blocks_needed
 from bakehouse_replica.core.roster import Roster
 from bakehouse_replica.core.sequence import Sequence, Status
+from bakehouse_replica.core.stories import Stories
+from bakehouse_replica.core.story import Story, WaitReason
 from bakehouse_replica.core.tally import Tally, replica_counts
 from bakehouse_replica.core.types import (
     BlockCopy,
@@ -106,19 +108,21 @@ class Scheduler:
         self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
         self._tally = Tally(replica_counts() if counts is None else counts, capacity)
         self._roster = Roster(pool=self._pool, n_slots=n_slots_of(capacity))
-        self._ends = Ends(roster=self._roster, pool=self._pool, tally=self._tally)
+        self._stories = Stories()
+        self._ends = Ends(roster=self._roster, pool=self._pool, tally=self._tally, stories=self._stories)
         self._phases = Phases(
             roster=self._roster,
             pool=self._pool,
             ends=self._ends,
             tally=self._tally,
+            stories=self._stories,
             policy=policy,
             n_slots=n_slots_of(capacity),
         )
         self._early_aborts = RecentIds(REMEMBERED_IDS)
         self._flights: deque[Flight] = deque()  # oldest first
         self._arrivals = count()
-        self._steps = count()
+        self._n_steps = 0
         self._step_time_s = 0.0
         self._applied_at = float("-inf")
         self._version = 0
@@ -137,8 +141,8 @@ class Scheduler:
         self._policy = policy
         self._phases.adopt(policy)
 
-    def add(self, request: Request, now: float) -> None:
-        """Queues a request; its deadline is `now + timeout_s`.
+    def add(self, request: Request, now: float, prepared_s: float = 0.0) -> None:
+        """Queues a request; its deadline is `now + timeout_s`. `prepared_s`: spent on it before, for its story.
 
         One that was aborted before, or that arrives complete, ends at once: see `take_deltas`.
 
@@ -153,8 +157,11 @@ class Scheduler:
         if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
             raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
         self._version += 1
+        self._stories.note_time(now)
         self._ends.begin_anew(request.request_id)
         sequence = self._enter(request, n_output_limit, now)
+        sequence.call.story.prepared_s = prepared_s
+        self._stories.enter(sequence)
         self._early_aborts.forget(request.request_id)
         reason = FinishReason.CANCELLED if is_aborted else sequence.finish_reason()
         if reason is not None and (is_aborted or not sequence.call.owes_scores):
@@ -182,18 +189,22 @@ class Scheduler:
         assert len(flights) < self._capacity.max_flights, (
             f"step {flights[0].plan.step} is in flight, {len(flights)} in all; apply its result first"
         )
+        self._stories.note_time(now)
         if is_ahead and not flights[-1].may_be_overtaken:
+            self._await_apply(WaitReason.DRAW_IN_FLIGHT)
             return None
         self._version += 1
+        self._stories.begin_plan(self._n_steps)
         self._ends.expire(now)
         outranked = self._phases.outranked()
         if is_ahead and outranked:
+            self._await_apply(WaitReason.PREEMPTION_AHEAD)
             return None
-        for sequence in reversed(outranked):
-            self._phases.preempt(sequence)
+        self._phases.preempt_outranked(outranked)
         going_on = [sequence for sequence in running if sequence.wants_steps] if is_ahead else running
         budget = StepBudget.shared_among(going_on, self._capacity, self._policy)
         if is_ahead and n_blocks_needed(budget.grants, self._pool) > self._pool.n_available:
+            self._await_apply(WaitReason.PREEMPTION_AHEAD)
             return None
         has_preempted = not is_ahead and self._phases.preempt_until_blocks_suffice(budget)
         copies: list[BlockCopy] = []
@@ -201,6 +212,7 @@ class Scheduler:
             copies += self._roster.grow(sequence, n_tokens)
         if not has_preempted or not running:
             copies += self._phases.admit(budget, now)
+        self._stories.close_plan()
         copies += self._phases.fill(budget, going_on)
         return self._depart(budget, copies, now)
 
@@ -218,6 +230,7 @@ class Scheduler:
         self._measure(now - max(flight.planned_at, self._applied_at))
         self._applied_at = now
         self._tally.begin_apply(now)
+        self._stories.note_time(now)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
         block_size = self._capacity.block_size
@@ -244,6 +257,12 @@ class Scheduler:
         """The terminal deltas that arose in `add`, `abort` and `plan` since the last call, oldest first."""
         return self._ends.take_deltas()
 
+    def explain(self, request_id: str, now: float) -> Story | None:
+        """The story so far of a request that is alive, or that of one that was cancelled not long ago."""
+        self._stories.note_time(now)
+        call = self._roster.calls.get(request_id)
+        return self._ends.story_of_cancelled(request_id) if call is None else self._stories.story_of(call)
+
     def load(self) -> ReplicaLoad:
         """A snapshot for routers and metrics."""
         running, waiting = self._roster.running, self._roster.waiting
@@ -269,6 +288,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
         self._roster.check()
+        self._stories.check()
         check_flights(self._flights, (*self._roster.waiting, *self._roster.running))
 
     def _enter(self, request: Request, n_output_limit: int, now: float) -> Sequence:
@@ -289,12 +309,20 @@ class Scheduler:
         )
         return self._roster.enter(call, seed)
 
+    def _await_apply(self, reason: WaitReason) -> None:
+        """No plan is made ahead, which is what everybody waits for."""
+        self._stories.stop(reason)
+        self._stories.close_plan()
+
     def _depart(self, budget: StepBudget, copies: Ordered[BlockCopy], now: float) -> StepPlan | None:
         if not budget.grants:
             assert not self.has_work or self._flights, "sequences are left, but none of them can go on"
             return None
         chunks = tuple(sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items())
-        plan = StepPlan(step=next(self._steps), copies=tuple(copies), chunks=chunks)
+        for sequence in budget.prefilling:
+            sequence.call.story.n_chunks += sequence in budget.grants
+        plan = StepPlan(step=self._n_steps, copies=tuple(copies), chunks=chunks)
+        self._n_steps += 1
         self._flights.append(Flight(plan, tuple(budget.grants), now))
         self._tally.depart(len(chunks), sum(budget.grants.values()), len(copies))
         return plan
@@ -309,8 +337,7 @@ class Scheduler:
         failure = None
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
-        delta = choice.delta(kept, reason, failure)
-        self._ends.forget(choice, reason)
+        (delta,) = self._ends.ended(choice, [choice.delta(kept, reason, failure)])
         return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
@@ -318,9 +345,7 @@ class Scheduler:
         reason = sequence.finish_reason()
         if reason is None or sequence.call.owes_scores:
             return []
-        deltas = sequence.ends(reason)
-        self._ends.forget(sequence, reason)
-        return deltas
+        return self._ends.ended(sequence, sequence.ends(reason))
 
     def _measure(self, elapsed_s: float) -> None:
         weight = STEP_TIME_WEIGHT if self._step_time_s else 1.0

@@ -11,6 +11,7 @@ from typing import Literal
 
 from bakehouse_replica.core.counts import Series
 from bakehouse_replica.core.sampling import SamplingParams, require
+from bakehouse_replica.core.story import Story
 
 
 class FinishReason(StrEnum):
@@ -207,7 +208,9 @@ class TokenDelta:
 
     The first and the last delta of a choice carry `usage`, counted up to that delta; the last carries `finish`.
     `logprobs` has one entry for each token where the request asked for them, else none. `prompt_logprobs` come
-    once, with the first delta of choice 0: one entry for each prompt token but the first.
+    once, with the first delta of choice 0: one entry for each prompt token but the first. `story` comes with the
+    last delta of the whole request, which has a `finish`; it is told besides, and equal deltas are equal whatever
+    it is.
     """
 
     request_id: str
@@ -219,6 +222,7 @@ class TokenDelta:
     finish: FinishReason | None = None
     usage: Usage | None = None
     failure: Failure | None = None
+    story: Story | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from bakehouse_replica.core.errors import (
     Unauthenticated,
     Unavailable,
     UnknownModel,
+    UnknownRequest,
 )
 from bakehouse_replica.core.metric_table import INTERNAL_ERROR
 from starlette.exceptions import HTTPException
@@ -55,6 +56,7 @@ class Problem:
 # gRPC statuses are the names of `grpc.StatusCode`.
 _TABLE: tuple[tuple[type[BakehouseError], int, str, str, str], ...] = (
     (UnknownModel, 404, "NOT_FOUND", INVALID_REQUEST, "model_not_found"),
+    (UnknownRequest, 404, "NOT_FOUND", INVALID_REQUEST, "request_not_found"),
     (RequestTooLarge, 413, "INVALID_ARGUMENT", INVALID_REQUEST, "request_too_large"),
     (ContextTooLong, 400, "INVALID_ARGUMENT", INVALID_REQUEST, "context_length_exceeded"),
     (InvalidRequest, 400, "INVALID_ARGUMENT", INVALID_REQUEST, "invalid_request"),

@@ -22,6 +22,7 @@ from bakehouse_router.generation import Generation
 from bakehouse_router.prompt_run import TextPiece
 
 REPLICA_HEADER = "x-bakehouse-replica"
+ROUTE_HEADER = "x-bakehouse-route"
 
 Result = TypeVar("Result")
 # What a stream consists of, by the first pieces of a generation and the rest of them.
@@ -103,5 +104,5 @@ class Answering:
         return EventStream(frames(first, pieces), pieces, self._all_headers(generation))
 
     def _all_headers(self, generation: Generation) -> dict[str, str]:
-        told = {} if generation.replica_id is None else {REPLICA_HEADER: generation.replica_id}
-        return {**self.headers, **told}
+        told = {REPLICA_HEADER: generation.replica_id, ROUTE_HEADER: generation.route}
+        return {**self.headers, **{name: value for name, value in told.items() if value is not None}}

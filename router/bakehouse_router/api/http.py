@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from bakehouse_router.api.auth import METRICS_PATH, OPEN_PATHS, REPLICAS_PATH, KeyGuard
-from bakehouse_router.api.generating import REPLICA_HEADER
+from bakehouse_router.api.generating import REPLICA_HEADER, ROUTE_HEADER
 from bakehouse_router.api.openapi import openapi_document
 from bakehouse_router.api.reading import IGNORED_FIELDS_HEADER
 from bakehouse_router.api.recorded import Recorded, note_error
@@ -30,7 +30,14 @@ logger = logging.getLogger(__name__)
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's; only access logs see it
 # What the scripts of a web page may read besides the body.
-_TOLD_TO_PAGES = (REQUEST_ID_HEADER, REPLICA_HEADER, IGNORED_FIELDS_HEADER, TRACEPARENT, "retry-after")
+_TOLD_TO_PAGES = (
+    REQUEST_ID_HEADER,
+    REPLICA_HEADER,
+    ROUTE_HEADER,
+    IGNORED_FIELDS_HEADER,
+    TRACEPARENT,
+    "retry-after",
+)
 _RECORDED: dict[str, Kind] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
@@ -73,6 +80,8 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
         ("GET", REPLICAS_PATH, routes.replicas),
+        # `:path`, as an id may hold a slash; what it may not, it never is.
+        ("GET", "/v1/requests/{id:path}/explain", routes.explain),
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
         ("GET", METRICS_PATH, routes.metrics),

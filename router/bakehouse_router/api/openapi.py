@@ -24,6 +24,7 @@ from bakehouse_router.api.schema import (
 from bakehouse_router.api.token_json import Json
 from bakehouse_router.calls import MAX_TIMEOUT_S
 
+_NO_BRACES = str.maketrans("", "", "{}")
 _REF = "#/components/schemas/{model}"
 
 
@@ -93,6 +94,12 @@ OPERATIONS = (
     Operation(method="get", path="/v1/models", summary="The served models", reply="ModelList"),
     Operation(method="get", path="/v1/models/{name}", summary="A served model", reply="Model"),
     Operation(method="get", path="/v1/replicas", summary="How replicas and this gateway are doing", reply="Fleet"),
+    Operation(
+        method="get",
+        path="/v1/requests/{id}/explain",
+        summary="Why a request waited, where it went, and for whom it made way",
+        reply="Explanation",
+    ),
     Operation(method="get", path="/tokenizer_info", summary="The special tokens", reply="TokenizerInfo"),
     Operation(
         method="get", path="/metrics", summary="Counters for Prometheus", reply="Metrics", media_type="text/plain"
@@ -136,7 +143,7 @@ def _model_schema(names: Sequence[str], *, is_required: bool) -> Json:
 
 def _operation_json(operation: Operation, model_names: Sequence[str]) -> Json:
     described: Json = {
-        "operationId": f"{operation.method}{operation.path}".replace("/", "_").replace("{name}", "name"),
+        "operationId": f"{operation.method}{operation.path}".replace("/", "_").translate(_NO_BRACES),
         "summary": operation.summary,
         "responses": _responses(operation),
     }
@@ -145,6 +152,8 @@ def _operation_json(operation: Operation, model_names: Sequence[str]) -> Json:
     if "{name}" in operation.path:
         schema = _model_schema(model_names, is_required=True)
         described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": schema}]
+    if "{id}" in operation.path:
+        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
     if operation.bodies:
         refs = [_ref(body.__name__) for body in operation.bodies]
         schema = refs[0] if len(refs) == 1 else {"anyOf": refs}

@@ -4,10 +4,11 @@ from bakehouse_router.api.token_json import Json
 
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
-_SECONDS: Json = {"type": "number", "minimum": 0}
 _MAYBE_TEXT: Json = {"type": ["string", "null"]}
 _MAYBE_COUNT: Json = {"type": ["integer", "null"], "minimum": 0}
 _MAYBE_OBJECT: Json = {"type": ["object", "null"]}
+_SECONDS: Json = {"type": "number", "minimum": 0}
+_MAYBE_SECONDS: Json = {"type": ["number", "null"], "minimum": 0}
 _TOKEN_IDS: Json = {"type": "array", "items": _COUNT}
 
 
@@ -99,6 +100,41 @@ REPLY_SCHEMAS: dict[str, Json] = {
         n_waiting=_COUNT,
         waiting_tokens=_COUNT,
         generated_tokens=_COUNT,
+    ),
+    "Explanation": _object(
+        object={"const": "request.explanation"},
+        version={"const": 1},
+        request_id=_TEXT,
+        reply_id=_TEXT,
+        face={"enum": ["http", "grpc", "handle"]},
+        kind={"enum": ["chat", "completion", "response"]},
+        state={"enum": ["running", "ended"]},
+        outcome=_MAYBE_TEXT,
+        seconds=_SECONDS,
+        first_token_s=_MAYBE_SECONDS,
+        admission=_object(
+            decision={"enum": ["pending", "queued", "shed", "refused"]},
+            at_s=_MAYBE_SECONDS,
+        ),
+        prompts=_list(
+            _object(
+                prompt=_COUNT,
+                attempts=_list(
+                    _object(
+                        state={"enum": ["running", "ended", "lost"]},
+                        loss=_MAYBE_TEXT,
+                        at_s=_SECONDS,
+                        ended_at_s=_MAYBE_SECONDS,
+                        first_token_at_s=_MAYBE_SECONDS,
+                        after_tokens=_COUNT,
+                        replicas=_list(_TEXT),
+                        parts=_list(_object(id=_TEXT, routing=_MAYBE_OBJECT, story=_MAYBE_OBJECT)),
+                    )
+                ),
+                n_attempts_left_out=_COUNT,
+            )
+        ),
+        n_prompts_left_out=_COUNT,
     ),
     "TokenizerInfo": {"type": "object", "additionalProperties": _MAYBE_TEXT},
     "Metrics": _TEXT,

@@ -111,6 +111,11 @@ class Routes:
         fleet = fleet_json(self._gateway, await self._gateway.statuses(), self._gateway_id)
         return JSONResponse(fleet, headers={"cache-control": "no-store"})
 
+    async def explain(self, request: Request) -> Response:
+        """`GET /v1/requests/{id}/explain`: of a request of whoever has the key, by its id or its reply's."""
+        tenant = getattr(request.state, "tenant", "")
+        return JSONResponse(await self._gateway.explanations.explain(tenant, request.path_params["id"]))
+
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 while at least one replica serves; the body says which do not, and why."""
         statuses = await self._gateway.statuses()
