@@ -304,7 +304,7 @@ class Engine:
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
         if is_due or self._meter.is_due(now):
-            self._scheduler.note(self._load)
+            self._scheduler.note(self._load, now)
             self._meter.take(now, serves=self._refusal is None)
 
     def _finish_steps(self) -> None:

@@ -5,6 +5,7 @@ from bakehouse_replica.core.metric_table import (
     COPIED_BLOCKS,
     GENERATED_TOKENS,
     INTER_TOKEN,
+    KV_BLOCK_SECONDS,
     KV_BLOCKS,
     KV_CONSISTENT,
     PREEMPTIONS,
@@ -204,6 +205,7 @@ def _blocks(series: Series) -> Lines:
             ),
         ),
         (
+            series.rates("Blocks over time by state", KV_BLOCK_SECONDS, by="state", is_stacked=True),
             series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
             series.rates("Copied blocks", COPIED_BLOCKS, by="replica", is_stacked=True),
         ),

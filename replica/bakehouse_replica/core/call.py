@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bakehouse_replica.core.account import Bill
 from bakehouse_replica.core.types import Request, TokenLogprob
 
 if TYPE_CHECKING:  # each holds the other
@@ -36,6 +37,7 @@ class Call:
     admitted_at: float | None = None
     first_token_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
+    bill: Bill = field(default_factory=Bill)
 
     @classmethod
     def of(cls, request: Request, *, arrival: int, now: float, n_output_limit: int, root_hash: bytes) -> "Call":

@@ -3,6 +3,8 @@
 Their terminal deltas wait here until the driver takes them. Whoever has ended is remembered for a while.
 """
 
+from dataclasses import replace
+
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.roster import Roster
@@ -33,16 +35,20 @@ class Ends:
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         """Ends a sequence with terminal deltas, which wait to be taken."""
-        self._outbox += sequence.ends(reason, failure)
-        self.forget(sequence, reason)
+        deltas = sequence.ends(reason, failure)
+        self._outbox += [*deltas[:-1], self.close(sequence, reason, deltas[-1])]
 
-    def forget(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence whose terminal delta somebody else has; remembers its request with the last one."""
-        self._roster.end(sequence)
+    def close(self, sequence: Sequence, reason: FinishReason, last: TokenDelta) -> TokenDelta:
+        """Ends a sequence by its `last` delta, which it returns; remembers its request with the last one.
+
+        With that, the delta tells what the request has cost.
+        """
+        cost = self._roster.end(sequence)
         request_id = sequence.call.request.request_id
         if request_id not in self._roster.calls:
             self._ended.remember(request_id)
             self._tally.end(sequence, reason)
+        return last if cost is None else replace(last, cost=cost)
 
     def end_without_room(self, sequence: Sequence) -> None:
         """Ends a sequence that cannot grow although it runs alone, or never could."""

@@ -215,6 +215,13 @@ KV_BLOCKS = _of_replica(
     "KV blocks: `free` ones hold nothing, `cached` ones only a prefix for later, `held` ones live sequences.",
     Label("state", ("free", "cached", "held")),
 )
+KV_BLOCK_SECONDS = _of_replica(
+    "kv_block_seconds",
+    Kind.COUNTER,
+    "block-seconds",
+    "KV blocks over time, by state. `held` is what requests have been billed; `free` and `cached` are nobody's.",
+    Label("state", ("free", "cached", "held")),
+)
 KV_CONSISTENT = _of_replica(
     "kv_consistent",
     Kind.GAUGE,
@@ -258,6 +265,7 @@ METRICS: tuple[Metric, ...] = (
     STEP_TOKENS,
     PREEMPTIONS,
     KV_BLOCKS,
+    KV_BLOCK_SECONDS,
     KV_CONSISTENT,
     COPIED_BLOCKS,
     PREFIX_QUERIED_TOKENS,

@@ -153,6 +153,7 @@ class Scheduler:
         if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
             raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
         self._version += 1
+        self._pool.advance(now)
         self._ends.begin_anew(request.request_id)
         sequence = self._enter(request, n_output_limit, now)
         self._early_aborts.forget(request.request_id)
@@ -185,6 +186,7 @@ class Scheduler:
         if is_ahead and not flights[-1].may_be_overtaken:
             return None
         self._version += 1
+        self._pool.advance(now)
         self._ends.expire(now)
         outranked = self._phases.outranked()
         if is_ahead and outranked:
@@ -217,6 +219,7 @@ class Scheduler:
         self._version += 1
         self._measure(now - max(flight.planned_at, self._applied_at))
         self._applied_at = now
+        self._pool.advance(now)
         self._tally.begin_apply(now)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
@@ -261,10 +264,13 @@ class Scheduler:
             resident=self._pool.resident_hashes(RESIDENT_HASHES_REPORTED),
         )
 
-    def note(self, load: ReplicaLoad) -> None:
-        """Puts the gauges of a snapshot into the counts. O(waiting)."""
+    def note(self, load: ReplicaLoad, now: float) -> None:
+        """Puts the gauges of a snapshot, and the pool's time up to `now`, into the counts. O(waiting)."""
         waiting = self._roster.waiting
-        self._tally.note(load, sum(sequence.call.cached_tokens is not None for sequence in waiting))
+        self._pool.advance(now)
+        self._tally.note(
+            load, sum(sequence.call.cached_tokens is not None for sequence in waiting), self._pool.time
+        )
 
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
@@ -309,9 +315,7 @@ class Scheduler:
         failure = None
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
-        delta = choice.delta(kept, reason, failure)
-        self._ends.forget(choice, reason)
-        return delta
+        return self._ends.close(choice, reason, choice.delta(kept, reason, failure))
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
         """Ends a sequence that has waited for nothing but the scores of its prompt, once it has them."""
@@ -319,8 +323,7 @@ class Scheduler:
         if reason is None or sequence.call.owes_scores:
             return []
         deltas = sequence.ends(reason)
-        self._ends.forget(sequence, reason)
-        return deltas
+        return [*deltas[:-1], self._ends.close(sequence, reason, deltas[-1])]
 
     def _measure(self, elapsed_s: float) -> None:
         weight = STEP_TIME_WEIGHT if self._step_time_s else 1.0
