@@ -263,8 +263,11 @@ class Engine:
         self._deliver(self._scheduler.take_deltas())
 
     def _abort(self, request_id: str, recipient: Recipient | None) -> None:
-        """`recipient`: it has left, so the request is aborted only if it is still that recipient's."""
-        if self._failure is None and (recipient is None or self._streams.leave(request_id, recipient)):
+        """`recipient`: it has left, so the request is aborted only if it is still that recipient's.
+
+        It is sent the end all the same, with what the request has cost.
+        """
+        if self._failure is None and (recipient is None or self._streams.goes_to(request_id, recipient)):
             self._scheduler.abort(request_id)
             self._deliver(self._scheduler.take_deltas())
 

@@ -4,10 +4,12 @@ Told per attempt by `bakehouse_router.dispatch`, never per token; read once the 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
-from bakehouse_replica.core.types import Delivery
+from bakehouse_replica.core.types import Cost, Delivery
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,7 +18,8 @@ class Attempt:
 
     `n_before`: output tokens that earlier attempts have brought. `replica_ids`: who answered, several where
     choices went on apart. The first of them tells how many tokens the prompt has, how many of those it had cached,
-    and for how long it kept the request waiting (`queue_s`, None where nobody has told).
+    and for how long it kept the request waiting (`queue_s`, None where nobody has told). `cost` is None until one
+    of them has told; of a replica that was lost, nobody does.
     """
 
     begun_at: float
@@ -25,9 +28,16 @@ class Attempt:
     n_prompt: int = 0
     n_cached: int = 0
     queue_s: float | None = None
+    cost: Cost | None = None
     first_at: float | None = None  # of its first tokens
     ended_at: float | None = None
     is_lost: bool = False
+
+
+def total_cost(costs: Iterable[Cost | None]) -> Cost | None:
+    """Those that are known, added up; None where none is."""
+    known = [cost for cost in costs if cost is not None]
+    return reduce(add, known) if known else None
 
 
 class Attempts:
@@ -57,6 +67,10 @@ class Attempts:
                 attempt.queue_s = usage.queue_s
         if delivery.replica_id not in attempt.replica_ids:
             attempt.replica_ids.append(delivery.replica_id)
+
+    def pay(self, cost: Cost) -> None:
+        """The newest attempt, or one of its parts, has cost a replica so much."""
+        self.made[-1].cost = total_cost([self.made[-1].cost, cost])
 
     def end(self, *, is_lost: bool = False) -> None:
         """The newest attempt is over, as its replica `is_lost` or otherwise."""

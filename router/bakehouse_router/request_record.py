@@ -92,6 +92,7 @@ class RequestRecord:
             call=self._call,
             problem=problem,
             usage=None if generation is None else generation.usage,
+            cost=None if generation is None else generation.cost,
             finishes=() if generation is None else generation.finishes,
             first_token_at=None if generation is None else generation.first_token_at,
             prompts=() if generation is None else _prompts(generation),

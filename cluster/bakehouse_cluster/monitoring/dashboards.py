@@ -23,6 +23,10 @@ from bakehouse_replica.core.metric_table import (
     RUNNING_SEQUENCES,
     STEP_SECONDS,
     STEP_TOKENS,
+    TENANT_BLOCK_SECONDS,
+    TENANT_GENERATED_TOKENS,
+    TENANT_PROMPT_TOKENS,
+    TENANT_REQUESTS,
     TIME_TO_FIRST_TOKEN,
     WAITING_PROMPT_TOKENS,
     WAITING_SEQUENCES,
@@ -249,6 +253,17 @@ def _answers(series: Series) -> Lines:
     )
 
 
+def _tenants(series: Series) -> Lines:
+    return (
+        (
+            series.rates("Cost by tenant", TENANT_BLOCK_SECONDS, by="tenant", is_stacked=True),
+            series.rates("Prompt tokens by tenant", TENANT_PROMPT_TOKENS, by="tenant", is_stacked=True),
+            series.rates("Output tokens by tenant", TENANT_GENERATED_TOKENS, by="tenant", is_stacked=True),
+            series.rates("Ended requests by tenant", TENANT_REQUESTS, by="tenant", is_stacked=True),
+        ),
+    )
+
+
 def router() -> Dashboard:
     """What gateways decide, and what clients see of it."""
     series = _of_gateways
@@ -275,6 +290,7 @@ def router() -> Dashboard:
                 ),
             ),
             "Answers": _answers(series),
+            "Tenants": _tenants(series),
         },
     )
 

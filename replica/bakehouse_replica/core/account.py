@@ -79,9 +79,17 @@ class Account:
             time.held += n_held * passed_s
             self._now = now
 
+    def begin(self, block_id: int) -> None:
+        """Somebody takes a block that nobody holds."""
+        self._readings[block_id] = 0.0
+        self._read_at[block_id] = self._now
+
     def change(self, block_id: int, n_holders: int) -> None:
         """The number of the block's holders is about to change; it was `n_holders` until now."""
-        self._readings[block_id] = self._reading(block_id, n_holders) if n_holders else 0.0
+        if not n_holders:
+            self.begin(block_id)
+            return
+        self._readings[block_id] += (self._now - self._read_at[block_id]) / n_holders
         self._read_at[block_id] = self._now
 
     def reading(self, block_ids: Iterable[int], n_holders: Sequence[int]) -> float:

@@ -136,7 +136,7 @@ class BlockPool:
         else:
             block_id, _ = self._cached.popitem(last=False)
             del self._index[self._registrations.pop(block_id).block_hash]
-        self._account.change(block_id, 0)
+        self._account.begin(block_id)
         self._n_holders[block_id] = 1
         return block_id
 

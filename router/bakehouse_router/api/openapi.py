@@ -92,6 +92,7 @@ OPERATIONS = (
     ),
     Operation(method="get", path="/v1/models", summary="The served models", reply="ModelList"),
     Operation(method="get", path="/v1/models/{name}", summary="A served model", reply="Model"),
+    Operation(method="get", path="/v1/usage", summary="What the caller's tenant has used", reply="TenantUsage"),
     Operation(method="get", path="/tokenizer_info", summary="The special tokens", reply="TokenizerInfo"),
     Operation(
         method="get", path="/metrics", summary="Counters for Prometheus", reply="Metrics", media_type="text/plain"
