@@ -34,7 +34,7 @@ from bakehouse_replica.core.metric_table import (
 )
 
 from bakehouse_cluster.monitoring.grafana import Curve, Dashboard, Panel
-from bakehouse_cluster.monitoring.series import Series, shares, variables_of
+from bakehouse_cluster.monitoring.series import UNITS, Series, shares, variables_of
 
 Lines = tuple[tuple[Panel, ...], ...]
 _of_replicas, _of_gateways = Series(Source.REPLICA), Series(Source.GATEWAY)
@@ -209,7 +209,18 @@ def _blocks(series: Series) -> Lines:
             ),
         ),
         (
-            series.rates("Blocks over time by state", KV_BLOCK_SECONDS, by="state", is_stacked=True),
+            Panel(
+                title="Blocks held, mean over time",
+                description=KV_BLOCK_SECONDS.meaning,
+                unit=UNITS["blocks"],
+                curves=(
+                    Curve(
+                        expression=series.rate(KV_BLOCK_SECONDS, "replica", where='state="held"'),
+                        legend="{{replica}}",
+                    ),
+                ),
+                is_stacked=True,
+            ),
             series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
             series.rates("Copied blocks", COPIED_BLOCKS, by="replica", is_stacked=True),
         ),

@@ -262,7 +262,8 @@ KV_BLOCK_SECONDS = _of_replica(
     "kv_block_seconds",
     Kind.COUNTER,
     "block-seconds",
-    "KV blocks over time, by state. `held` is what requests have been billed; `free` and `cached` are nobody's.",
+    "KV blocks over time, by state. `held` is what requests are billed; `free` and `cached` are nobody's. An idle "
+    "replica counts them up with its next request.",
     Label("state", ("free", "cached", "held")),
 )
 KV_CONSISTENT = _of_replica(

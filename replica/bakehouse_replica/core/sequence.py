@@ -87,8 +87,8 @@ class Sequence:
     n_awaited: int = 0  # draws of steps in flight, for which placeholders stand at the end of `tokens`
     n_writable: int = 0
     n_drawn: int = 1  # tokens of the newest draw
-    n_begun: int = 0  # where its computing began, since it runs
-    n_reached: int = 0  # how far it was computed before it ran this time
+    n_begun: int = 0  # where its present run began to compute
+    n_reached: int = 0  # how far its earlier runs got
     n_needless: int = 0  # tokens of an output that came complete: only the scores of the prompt are waited for
     n_registered: int = 0  # leading blocks of the table that are findable
     is_registrable: bool = True  # False once a hash collided: what follows would have no registered parent
