@@ -310,8 +310,11 @@ class Engine:
         self._deliver(self._scheduler.take_deltas())
 
     def _abort(self, request_id: str, recipient: Recipient | None) -> None:
-        """`recipient`: it has left, so the request is aborted only if it is still that recipient's."""
-        if self._failure is None and (recipient is None or self._streams.leave(request_id, recipient)):
+        """`recipient`: it has left, so the request is aborted only if it is still that recipient's.
+
+        It is sent the end all the same, with what the request has cost.
+        """
+        if self._failure is None and (recipient is None or self._streams.goes_to(request_id, recipient)):
             self._scheduler.abort(request_id)
             self._deliver(self._scheduler.take_deltas())
 
@@ -353,7 +356,7 @@ class Engine:
         if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
         if is_due or self._meter.is_due(now):
-            self._scheduler.note(self._load)
+            self._scheduler.note(self._load, now)
             self._meter.take(now, serves=self._refusal is None)
 
     def _finish_steps(self) -> None:

@@ -6,11 +6,11 @@ through `post`, once per step and loop.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from bakehouse_replica.core.types import TokenDelta
+from bakehouse_replica.core.types import Cost, TokenDelta
 
 Letter = TokenDelta | Exception
 
@@ -46,6 +46,7 @@ class Mailbox:
         self._error: Exception | None = None
         self._has_letter = False
         self._waiter: asyncio.Future[None] | None = None
+        self._pay: Callable[[Cost], None] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -59,7 +60,10 @@ class Mailbox:
 
     def put(self, letter: Letter) -> None:
         """Add a delta, merged into what waits for its choice, or the error that ends the request."""
-        if isinstance(letter, TokenDelta):
+        if self._pay is not None:
+            if isinstance(letter, TokenDelta) and letter.cost is not None:
+                self._pay(letter.cost)
+        elif isinstance(letter, TokenDelta):
             put_merged(self._pending, letter.choice, letter)
             self._n_open -= letter.finish is not None
         else:
@@ -67,6 +71,13 @@ class Mailbox:
         self._has_letter = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def leave(self, pay: Callable[[Cost], None]) -> None:
+        """Nobody takes any more. `pay` gets the request's cost, be it here or to come, unless it was taken."""
+        self._pay = pay
+        for delta in self._pending.values():
+            if delta.cost is not None:
+                pay(delta.cost)
 
     async def take(self) -> tuple[TokenDelta, ...]:
         """Wait for news and take all of it: one delta for each choice that has any. Raises the error put last."""

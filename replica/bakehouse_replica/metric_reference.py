@@ -23,10 +23,11 @@ Each metric can be read in two places:
   told it that they count, with the label `replica`. Of one that is silent, it shows that it does not serve.
 
 A counter is read as `NAME_total`, a histogram as `NAME_bucket`, `NAME_sum` and `NAME_count` (in Ray's agents these
-three have the type gauge; `rate` and `histogram_quantile` do not mind). Every series stands from the start, at 0.
-Labels have the values below and no others; tenants, models and users are no labels. Responses count as
-`chat`. The probe by which a gateway
-finds out that its model answers, once, counts at the replica like any request, and at the gateway not at all.
+three have the type gauge; `rate` and `histogram_quantile` do not mind). Every series stands from the start, at 0,
+but for those by `tenant`, which begin with a tenant's first request and stay until the gateway ends. Whoever reads
+a gateway's `/metrics` with a key sees no other tenant's. Labels have the values below and no others; models and
+users are no labels. Responses count as `chat`. The probe by which a gateway finds out that its model answers,
+once, counts at the replica like any request, and at the gateway not at all.
 """
 _VLLM = """
 ## Names of vLLM
@@ -38,7 +39,8 @@ so that dashboards for vLLM fill, such as Ray's own "Serve LLM".
 
 def _row(metric: Metric) -> str:
     labels = "<br>".join(
-        f"`{label.name}`: {', '.join(f'`{value}`' for value in label.values)}" for label in metric.labels
+        f"`{label.name}`: {label.arriving or ', '.join(f'`{value}`' for value in label.values)}"
+        for label in metric.labels
     )
     kind = metric.kind.value
     if metric.kind is Kind.HISTOGRAM:

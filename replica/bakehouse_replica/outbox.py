@@ -36,6 +36,7 @@ class Feed:
         self._n_open = n_choices
         self._error: Exception | None = None
         self._has_ended = asyncio.Event()
+        self.has_left = False  # the request's call is over: nobody wants anything any more but its cost
 
     @property
     def is_complete(self) -> bool:
@@ -47,6 +48,8 @@ class Feed:
         if not isinstance(letter, TokenDelta):
             self._n_open = 0
             self._end(letter)
+            return
+        if self.has_left and letter.cost is None:
             return
         self._outbox.add(self._first_stream + letter.choice, letter)
         if letter.finish is not None:
@@ -98,6 +101,7 @@ class Outbox:
             yield feed
         finally:
             self._feeds.discard(feed)
+            feed.has_left = True
 
     def add(self, stream: int, delta: TokenDelta) -> None:
         """Add a delta, merged into what waits of its stream."""

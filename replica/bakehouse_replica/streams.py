@@ -37,13 +37,15 @@ class StreamTable:
         next_index = dict.fromkeys(range(request.params.n), len(request.prior_output))
         self._streams[request.request_id] = _Stream(recipient, recipient.loop, next_index)
 
-    def leave(self, request_id: str, recipient: Recipient) -> bool:
-        """Deliver nothing more to this recipient; whether it was the one under this id."""
+    def goes_to(self, request_id: str, recipient: Recipient) -> bool:
+        """Whether the open request of this id is that recipient's."""
         stream = self._streams.get(request_id)
-        if stream is None or stream.recipient is not recipient:
-            return False
-        del self._streams[request_id]
-        return True
+        return stream is not None and stream.recipient is recipient
+
+    def leave(self, request_id: str, recipient: Recipient) -> None:
+        """Deliver nothing more to this recipient, if it is the one under this id."""
+        if self.goes_to(request_id, recipient):
+            del self._streams[request_id]
 
     def deliver(self, deltas: Iterable[TokenDelta]) -> list[str]:
         """Post the deltas, one wake-up per event loop; returns the requests whose loop has closed, now left."""

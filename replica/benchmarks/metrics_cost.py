@@ -159,7 +159,7 @@ def by_the_second_s(engine: Engine) -> tuple[float, float]:
     meter, scheduler = engine._meter, engine._scheduler
 
     def copy() -> None:
-        scheduler.note(engine._load)
+        scheduler.note(engine._load, time.monotonic())
         meter.take(0.0, serves=True)
 
     copy_s = median(cpu_s(copy, 10) for _ in range(50))

@@ -4,11 +4,13 @@ Told per attempt by `bakehouse_router.dispatch`, never per token; read once the 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 from bakehouse_replica.core.story import ToldStory
-from bakehouse_replica.core.types import Delivery
+from bakehouse_replica.core.types import Cost, Delivery
 
 from bakehouse_router.routing import Routing
 
@@ -21,7 +23,8 @@ class Attempt:
     choices went on apart. The first of them tells how many tokens the prompt has, how many of those it had cached,
     and for how long it kept the request waiting (`queue_s`, None where nobody has told). `request_ids` are those
     under which replicas know its parts; of each, `routings` (from `routed`, who knows) and `stories` say what is
-    known, and `loss` is why the attempt was lost.
+    known, and `loss` is why the attempt was lost. `cost` is None until one of them has told; of a replica that was
+    lost, nobody does.
     """
 
     begun_at: float
@@ -31,6 +34,7 @@ class Attempt:
     n_prompt: int = 0
     n_cached: int = 0
     queue_s: float | None = None
+    cost: Cost | None = None
     first_at: float | None = None  # of its first tokens
     ended_at: float | None = None
     is_lost: bool = False
@@ -45,6 +49,12 @@ class Attempt:
             routing = self.routed(request_id)
             if routing is not None:
                 self.routings[request_id] = routing
+
+
+def total_cost(costs: Iterable[Cost | None]) -> Cost | None:
+    """Those that are known, added up; None where none is."""
+    known = [cost for cost in costs if cost is not None]
+    return reduce(add, known) if known else None
 
 
 class Attempts:
@@ -90,6 +100,10 @@ class Attempts:
                 attempt.queue_s = usage.queue_s
         if delivery.replica_id not in attempt.replica_ids:
             attempt.replica_ids.append(delivery.replica_id)
+
+    def pay(self, cost: Cost) -> None:
+        """The newest attempt, or one of its parts, has cost a replica so much."""
+        self.made[-1].cost = total_cost([self.made[-1].cost, cost])
 
     def tell(self, story: ToldStory) -> None:
         """A replica has told the story of a part of the newest attempt."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bakehouse_replica.core.errors import ConfigError
 from bakehouse_replica.core.metric_table import METRICS, Source
+from bakehouse_replica.core.types import Cost
 from bakehouse_replica.logs import write_to_serve_log
 from bakehouse_replica.ray_metrics import RayMetrics, log_end, push_for_ever
 from fastapi import FastAPI
@@ -62,7 +63,7 @@ class GatewayDeployment:
         self._settings = settings
         self._has_started = False
         self._calls = RayCalls(replicas)
-        self._client = SubscriptionClient(self._calls, status_period_s=settings.status_period_s)
+        self._client = SubscriptionClient(self._calls, status_period_s=settings.status_period_s, pay=self._pay)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, after the constructor and in this process: the app holds live objects."""
@@ -86,6 +87,9 @@ class GatewayDeployment:
             if not self._has_started:
                 raise
             logger.error("the limits stay as they are: %s", error)
+
+    def _pay(self, tenant: str, cost: Cost) -> None:
+        self._faces.gateway.metrics.pay(tenant, cost)
 
     async def check_health(self) -> None:
         """Of the gateway itself; whether replicas serve is what its `/health` tells."""

@@ -117,6 +117,9 @@ class Dispatcher:
             try:
                 async with aclosing(self._attempt(parts, request.request_id, attempts)) as deliveries:
                     async for delivery in deliveries:
+                        for delta in delivery.deltas:
+                            if delta.cost is not None:
+                                attempts.pay(delta.cost)
                         fresh, loss = _taken(delivery.deltas, journal)
                         if fresh:
                             if delivery.replica_id != heard:

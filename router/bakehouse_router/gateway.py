@@ -168,7 +168,9 @@ class Gateway:
             pause_s=self.settings.keep_alive_s,
             deadline=deadline,
             admission=self._admission,
-            watch=self.metrics.watch("chat" if isinstance(call, ChatCall) else "completion", received_at),
+            watch=self.metrics.watch(
+                "chat" if isinstance(call, ChatCall) else "completion", received_at, call.options.tenant
+            ),
             enter=None if record is None or record.span is None else record.span.enter,
             keeps_text=record is not None and record.keeps_text,
         )

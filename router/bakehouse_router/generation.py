@@ -10,10 +10,10 @@ from typing import Protocol
 from bakehouse_replica.core.errors import DeadlineExceeded, EngineDead
 from bakehouse_replica.core.metric_table import CANCELLED, COMPLETE
 from bakehouse_replica.core.story import ToldStory
-from bakehouse_replica.core.types import Delivery, FinishReason, ReplicaStatus, Request
+from bakehouse_replica.core.types import Cost, Delivery, FinishReason, ReplicaStatus, Request
 
 from bakehouse_router.api.errors import error_code
-from bakehouse_router.attempts import Attempts
+from bakehouse_router.attempts import Attempts, total_cost
 from bakehouse_router.inbox import Inbox
 from bakehouse_router.prompt_run import PromptJob, PromptReport, PromptRun, TextPiece
 
@@ -67,7 +67,7 @@ class CallWatch(Protocol):
         """So many tokens of a prompt, for so many of its choices together, have come in one message."""
         ...
 
-    def end(self, outcome: str, usage: "CallUsage") -> None:
+    def end(self, outcome: str, usage: "CallUsage", cost: Cost | None) -> None:
         """The call is over; once."""
         ...
 
@@ -159,6 +159,14 @@ class Generation:
         )
 
     @property
+    def cost(self) -> Cost | None:
+        """What replicas have told so far that the call has cost them; None where none has.
+
+        They tell with a request's last delta: of one that was cancelled, or an attempt that was lost, none has.
+        """
+        return total_cost(attempt.cost for attempts in self.attempts for attempt in attempts.made)
+
+    @property
     def completion_tokens(self) -> tuple[int, ...]:
         """Output tokens so far, by prompt."""
         return tuple(run.completion_tokens for run in self._runs)
@@ -220,7 +228,7 @@ class Generation:
             if place is not None:
                 place.leave()
             if self._watch is not None:
-                self._watch.end(outcome, self.usage)
+                self._watch.end(outcome, self.usage, self.cost)
             for pump in self._pumps:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)

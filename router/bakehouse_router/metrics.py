@@ -26,12 +26,13 @@ from bakehouse_replica.core.metric_table import (
     Metric,
     Source,
 )
-from bakehouse_replica.core.types import ReplicaStatus
+from bakehouse_replica.core.types import Cost, ReplicaStatus
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from bakehouse_router.api.errors import error_code
+from bakehouse_router.tenants import Tenants
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
@@ -55,9 +56,10 @@ class CallUsageLike(Protocol):
 class CallWatch:
     """One call's stop-watch; `end` it exactly once."""
 
-    def __init__(self, metrics: "GatewayMetrics", kind: str, begun_at: float) -> None:
+    def __init__(self, metrics: "GatewayMetrics", kind: str, tenant: str, begun_at: float) -> None:
         self._metrics = metrics
         self._kind = kind
+        self._used = metrics.tenants.used_by(tenant)
         self._begun_at = begun_at
         self._heard_at: dict[int, float] = {}  # by prompt: when its latest tokens came
 
@@ -70,10 +72,17 @@ class CallWatch:
             counts.observe(INTER_TOKEN, (now - heard_at) * n_choices / n_tokens, weight=n_tokens)
         self._heard_at[prompt] = now
         counts.add(GENERATED_TOKENS, n_tokens)
+        self._used.generated_tokens += n_tokens
 
-    def end(self, outcome: str, usage: CallUsageLike) -> None:
-        """The call is over: `complete`, `cancelled`, or the code of the error that ended it."""
+    def end(self, outcome: str, usage: CallUsageLike, cost: Cost | None = None) -> None:
+        """The call is over: `complete`, `cancelled`, or the code of the error that ended it.
+
+        `cost`: what replicas have told that it has cost them, None where none has.
+        """
         counts = self._metrics.counts
+        self._used.outcomes[outcome] += 1
+        if cost is not None:
+            self._used.pay(cost)
         counts.add(REQUESTS, 1, self._kind, outcome)
         counts.observe(REQUEST_DURATION, self._metrics.clock() - self._begun_at, self._kind)
         if outcome != COMPLETE and not self._heard_at:
@@ -99,30 +108,38 @@ class GatewayMetrics:
     ) -> None:
         self.clock = clock
         self.counts = Counts(metric for metric in METRICS if metric.source is Source.GATEWAY)
+        self.tenants = Tenants()
         self._queue = queue
         self._decisions = decisions
 
-    def watch(self, kind: str, begun_at: float | None = None) -> CallWatch:
-        """The stop-watch of a call that arrived at `begun_at`, None for now; `kind`: `chat` or `completion`."""
-        return CallWatch(self, kind, self.clock() if begun_at is None else begun_at)
+    def watch(self, kind: str, begun_at: float | None = None, tenant: str = "") -> CallWatch:
+        """The stop-watch of a tenant's call that arrived at `begun_at`, None for now.
+
+        `kind`: `chat` or `completion`.
+        """
+        return CallWatch(self, kind, tenant, self.clock() if begun_at is None else begun_at)
+
+    def pay(self, tenant: str, cost: Cost) -> None:
+        """What a replica has told late, of a request that was over before: its client had left, or had enough."""
+        self.tenants.used_by(tenant).pay(cost)
 
     def reject(self, error: Exception) -> None:
         """A request gets this error and nothing else."""
         self.counts.add(REJECTIONS, 1, error_code(error))
 
-    def series(self) -> tuple[Series, ...]:
-        """All that this gateway counts, as it is now."""
+    def series(self, only_tenant: str | None = None) -> tuple[Series, ...]:
+        """All that this gateway counts, as it is now; `only_tenant`: of what it counts by tenant, this one's."""
         if self._queue is not None:
             self.counts.put(QUEUED_REQUESTS, self._queue.n_requests)
             self.counts.put(QUEUED_PROMPT_TOKENS, self._queue.n_tokens)
         for reason, n_choices in self._decisions().items():
             self.counts.put(ROUTING_DECISIONS, n_choices, reason)
-        return self.counts.series()
+        return (*self.counts.series(), *self.tenants.series(only_tenant))
 
-    def exposition(self, statuses: Iterable[ReplicaStatus]) -> bytes:
-        """Everything in the text format of Prometheus, with what the replicas have told last."""
+    def exposition(self, statuses: Iterable[ReplicaStatus], only_tenant: str | None = None) -> bytes:
+        """`series` in the text format of Prometheus, with what the replicas have told last."""
         registry = CollectorRegistry()
-        registry.register(_Told(self.series(), statuses))
+        registry.register(_Told(self.series(only_tenant), statuses))
         return generate_latest(registry)
 
 

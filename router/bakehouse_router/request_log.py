@@ -1,8 +1,8 @@
 """The request log: one line for each request, when it is over.
 
     request id=req-7f call=chatcmpl-51 face=http kind=chat tenant=alice model=smollm2 outcome=complete finish=stop
-    prompt_tokens=12 cached_tokens=0 generated_tokens=5 queue_s=0.0009 first_token_s=0.1204 total_s=0.3451
-    replicas=qx3
+    prompt_tokens=12 cached_tokens=0 generated_tokens=5 block_s=0.6601 queue_s=0.0009 first_token_s=0.1204
+    total_s=0.3451 replicas=qx3
 
 (one line there). What is not known is left out. As JSON it is one object of the same names. Neither shows what was
 asked or answered, nor an error that quotes it, unless the log is told to.
@@ -49,7 +49,7 @@ class RequestLog:
             logger.info("request %s", _as_text(fields))
 
     def _fields(self, report: RequestReport) -> dict[str, Value]:
-        call, usage, problem = report.call, report.usage, report.problem
+        call, usage, cost, problem = report.call, report.usage, report.cost, report.problem
         fields: dict[str, Value] = {
             "id": report.request_id,
             "call": report.call_id,
@@ -66,6 +66,8 @@ class RequestLog:
             "prompt_tokens": None if usage is None else usage.prompt_tokens,
             "cached_tokens": None if usage is None else usage.cached_tokens,
             "generated_tokens": None if usage is None else usage.completion_tokens,
+            "recomputed_tokens": None if cost is None else cost.recomputed_tokens or None,
+            "block_s": _rounded(None if cost is None else cost.block_seconds),
             "queue_s": _rounded(report.queue_s),
             "waited": [f"{reason}:{seconds:.3f}" for reason, seconds in _noticeable(report.waited_s)],
             "preempted": report.n_preempted or None,

@@ -112,6 +112,7 @@ class RequestRecord:
             call=self._call,
             problem=problem,
             usage=None if generation is None else generation.usage,
+            cost=None if generation is None else generation.cost,
             queued_at=None if generation is None else generation.queued_at,
             finishes=() if generation is None else generation.finishes,
             first_token_at=None if generation is None else generation.first_token_at,

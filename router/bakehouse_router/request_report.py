@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bakehouse_replica.core.story import Story
+from bakehouse_replica.core.types import Cost
 
 from bakehouse_router.api.errors import Problem
 from bakehouse_router.attempts import Attempt
@@ -32,8 +33,8 @@ class RequestReport:
     """A request that is over. Moments are `time.monotonic`'s.
 
     `outcome`: `complete`, `cancelled` where the client left, else the error's code. `call` None: it could not be
-    understood. `usage` None: nothing was started for it. `queued_at`: when it got its place in the gateway's
-    queue. `texts` of the choices, where they are kept.
+    understood. `usage` None: nothing was started for it. `cost` None: no replica has told. `queued_at`: when it got
+    its place in the gateway's queue. `texts` of the choices, where they are kept.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class RequestReport:
     call: Call | None = None
     problem: Problem | None = None
     usage: CallUsage | None = None
+    cost: Cost | None = None
     queued_at: float | None = None
     finishes: tuple[str, ...] = ()
     first_token_at: float | None = None

@@ -13,19 +13,26 @@ can be there still.
 import asyncio
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 from bakehouse_replica.core.errors import EngineDead, Unavailable
 from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.step_message import Received, ReturnAddress, StepMessage, Subscribe, unpack
-from bakehouse_replica.core.types import Delivery, Request, TokenDelta
+from bakehouse_replica.core.types import Cost, Delivery, Request, TokenDelta
 from bakehouse_replica.mailbox import Mailbox
 
 from bakehouse_router.replica_calls import Call
 
 logger = logging.getLogger(__name__)
+
+Pay = Callable[[str, Cost], None]  # tenant and cost
+
+# Of requests whose readers have left before the cost came: it comes after a step, or is lost with its replica.
+MAX_LEFT_STREAMS = 4096
 
 _make_delivery = maker_of(Delivery)
 
@@ -65,6 +72,10 @@ class Receiver:
         if not self.is_complete:
             self._mailbox.put(error)
 
+    def leave(self, pay: Callable[[Cost], None]) -> None:
+        """Nobody takes any more; `pay` gets what the request has cost, unless that has been taken."""
+        self._mailbox.leave(pay)
+
     async def take(self) -> Delivery:
         """Wait for news and take all of it. Raises the error put, after what was there before it."""
         deltas = await self._mailbox.take()
@@ -85,8 +96,11 @@ class _Subscription:
 class Subscriptions:
     """All subscriptions of one gateway, used on one event loop."""
 
-    def __init__(self, call: Callable[[Subscribe], Call[StepMessage]]) -> None:
+    def __init__(self, call: Callable[[Subscribe], Call[StepMessage]], pay: Pay) -> None:
+        """`pay` gets the tenant and the cost of requests that their readers have left before they had it."""
         self._call = call
+        self._pay = pay
+        self._left: OrderedDict[int, Receiver] = OrderedDict()  # by stream, oldest first
         self._gateway_id = secrets.token_hex(8)
         self._names = count()
         self._open: dict[str, _Subscription] = {}
@@ -129,8 +143,13 @@ class Subscriptions:
         try:
             yield receiver
         finally:
+            receiver.leave(partial(self._pay, request.tenant))
             for stream in streams:
                 del self._receivers[stream], self._choices[stream]
+                if not receiver.is_complete:
+                    self._left[stream] = receiver
+            while len(self._left) > MAX_LEFT_STREAMS:
+                self._left.popitem(last=False)
 
     def expect(self, receiver: Receiver, subscription_id: str) -> None:
         """The replica has handed all of a request to this subscription: it arrives there, or is lost with it."""
@@ -164,6 +183,9 @@ class Subscriptions:
                 subscription.n_messages += 1
                 for stream, delta in unpack(message, self._choices.get):
                     self._receivers[stream].put(subscription.subscribe, delta)
+                for stream, delta in message.others:
+                    if delta.cost is not None and stream in self._left:
+                        self._left.pop(stream).put(subscription.subscribe, delta)
         except Unavailable as error:
             lost = error
             logger.warning("the subscription to replica %s is lost: %s", replica_id, error)

@@ -10,22 +10,32 @@ from collections.abc import AsyncGenerator, Sequence
 from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.step_message import Receipt
 from bakehouse_replica.core.story import ToldStory
-from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
+from bakehouse_replica.core.types import Cost, Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Answers, Call, ReplicaCalls
 from bakehouse_router.replica_watch import NOBODY_SERVES_S, ReplicaWatch
 from bakehouse_router.streaming_client import END_TIMEOUT_S
-from bakehouse_router.subscription import Receiver, Subscriptions
+from bakehouse_router.subscription import Pay, Receiver, Subscriptions
+
+
+def _pay_nobody(tenant: str, cost: Cost) -> None:
+    """For who counts nothing."""
 
 
 class SubscriptionClient:
     """Requests by a call each, deltas by a subscription to each replica."""
 
     def __init__(
-        self, calls: ReplicaCalls, *, status_period_s: float, nobody_serves_s: float = NOBODY_SERVES_S
+        self,
+        calls: ReplicaCalls,
+        *,
+        status_period_s: float,
+        nobody_serves_s: float = NOBODY_SERVES_S,
+        pay: Pay = _pay_nobody,
     ) -> None:
+        """`pay` gets the tenant and the cost of each request that is closed before its end, when that is known."""
         self._calls = calls
-        self._subscriptions = Subscriptions(calls.subscribe)
+        self._subscriptions = Subscriptions(calls.subscribe, pay)
         self._watch = ReplicaWatch(self._ask, period_s=status_period_s, nobody_serves_s=nobody_serves_s)
 
     def start(self) -> None:

@@ -119,7 +119,7 @@ def _span_context(context: Context) -> trace.SpanContext:
 
 def _attributes(report: RequestReport) -> dict[str, str | int | float | tuple[str, ...]]:
     """What is known, by OpenTelemetry's names for generative AI where it has one."""
-    call, usage = report.call, report.usage
+    call, usage, cost = report.call, report.usage, report.cost
     known: dict[str, str | int | float | tuple[str, ...] | None] = {
         "bakehouse.request_id": report.request_id,
         "bakehouse.face": report.face,
@@ -129,6 +129,9 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | tuple[st
         "bakehouse.resumed": report.n_resumed,
         "bakehouse.preempted": report.n_preempted,
         "bakehouse.cached_tokens": None if usage is None else usage.cached_tokens,
+        "bakehouse.block_seconds": None if cost is None else cost.block_seconds,
+        "bakehouse.computed_tokens": None if cost is None else cost.computed_tokens,
+        "bakehouse.recomputed_tokens": None if cost is None else cost.recomputed_tokens,
         "gen_ai.operation.name": "text_completion" if report.kind == "completion" else "chat",
         "gen_ai.request.model": None if call is None else _encodable(call.model),
         "gen_ai.response.id": report.call_id,

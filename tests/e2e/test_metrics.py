@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 
 import httpx
@@ -129,7 +130,9 @@ def test_all_targets_are_up(scraped: Prometheus) -> None:
 
 def test_every_metric_of_the_table_is_there_with_all_its_series_and_nothing_else_is(scraped: Prometheus) -> None:
     for metric in (*METRICS, *VLLM_METRICS):
-        n_series = len(metric.label_sets) * (len(metric.bounds) + 1 if metric.kind is Kind.HISTOGRAM else 1)
+        # Without keys there is one tenant.
+        n_label_sets = prod(len(label.values) if label.values else 1 for label in metric.labels)
+        n_series = n_label_sets * (len(metric.bounds) + 1 if metric.kind is Kind.HISTOGRAM else 1)
         found = scraped.query(f"ray_{metric.series_names[0]}")
         assert len(found) == n_series, metric.name
         deployment = {Source.GATEWAY: "Gateway", Source.REPLICA: "Replica"}[metric.source]
@@ -152,6 +155,11 @@ def test_every_metric_of_the_table_is_there_with_all_its_series_and_nothing_else
         ("sum(ray_bakehouse_generated_tokens_total)", N_TOKENS),
         ('sum(ray_bakehouse_prompt_tokens_total{source="computed"})', 8 * N_PROMPT),
         ('sum(ray_bakehouse_prompt_tokens_total{source="cached"})', 0),
+        ("sum(ray_bakehouse_tenant_generated_tokens_total)", N_TOKENS),
+        ('sum(ray_bakehouse_tenant_requests_total{outcome="complete"})', 8),
+        ("sum(ray_bakehouse_tenant_requests_total)", 10),
+        ('sum(ray_bakehouse_tenant_prompt_tokens_total{source="computed"})', 8 * N_PROMPT),
+        ('sum(ray_bakehouse_tenant_prompt_tokens_total{source="cached"})', 0),
         ("sum(ray_bakehouse_queued_requests)", 0),
         ('sum(ray_bakehouse_routing_decisions_total{reason=~"only_one|all_busy"})', 10 + N_PROBES),
         ("sum(ray_bakehouse_routing_decisions_total)", 10 + N_PROBES),
@@ -174,6 +182,18 @@ def test_c63_ten_requests_of_which_three_are_preempted_and_two_leave_early_are_c
     scraped: Prometheus, expression: str, expected: float
 ) -> None:
     assert scraped.value(expression) == expected
+
+
+def test_what_the_tenant_pays_for_is_what_the_replica_has_held_but_for_the_probe(scraped: Prometheus) -> None:
+    held = scraped.value('sum(ray_bakehouse_kv_block_seconds_total{state="held"})')
+    paid = scraped.value("sum(ray_bakehouse_tenant_block_seconds_total)")
+    assert held is not None
+    assert paid is not None
+    # The probe is one step of one block; the others are hundreds of steps of a dozen.
+    assert 0.98 * held < paid < held
+    recomputed = scraped.value('sum(ray_bakehouse_tenant_prompt_tokens_total{source="recomputed"})')
+    assert recomputed is not None
+    assert recomputed > 0, "three were preempted"
 
 
 def test_each_step_gives_one_sample_to_each_of_its_parts(scraped: Prometheus) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import Overloaded
-from bakehouse_replica.core.types import FinishReason, TokenDelta, TokenLogprob, Usage
+from bakehouse_replica.core.types import Cost, FinishReason, TokenDelta, TokenLogprob, Usage
 from bakehouse_replica.mailbox import Mailbox, post
 
+COST = Cost(block_seconds=1.5, computed_tokens=3, cached_tokens=0, recomputed_tokens=0, generated_tokens=3)
 USAGE = Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=3)
 
 
@@ -93,3 +94,33 @@ def test_mail_for_a_closed_loop_comes_back() -> None:
 
     mailbox = asyncio.run(make())
     assert post({mailbox.loop: [(mailbox, delta(0, 5))]}) == [mailbox]
+
+
+async def test_the_cost_survives_merging() -> None:
+    mailbox = Mailbox(1)
+    mailbox.put(delta(0, 5))
+    mailbox.put(replace(delta(1, finish=FinishReason.STOP), cost=COST))
+    (merged,) = await mailbox.take()
+    assert merged.cost == COST
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+async def test_who_leaves_is_told_the_cost_once_whether_it_waits_or_comes_yet(comes_first: bool) -> None:
+    mailbox, paid = Mailbox(2), list[Cost]()
+    letters = [delta(0, 5), delta(0, finish=FinishReason.CANCELLED, choice=1)]
+    end = replace(delta(1, finish=FinishReason.CANCELLED), cost=COST)
+    for letter in [*letters, end] if comes_first else letters:
+        mailbox.put(letter)
+    mailbox.leave(paid.append)
+    if not comes_first:
+        assert paid == []
+        mailbox.put(end)
+    assert paid == [COST]
+
+
+async def test_who_leaves_after_it_has_taken_the_cost_is_not_told_again() -> None:
+    mailbox, paid = Mailbox(1), list[Cost]()
+    mailbox.put(replace(delta(0, finish=FinishReason.STOP), cost=COST))
+    await mailbox.take()
+    mailbox.leave(paid.append)
+    assert paid == []

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from bakehouse_replica.core.errors import Overloaded, Unavailable
 from bakehouse_replica.core.step_message import Received, ReturnAddress, StepMessage, Subscribe
-from bakehouse_replica.core.types import FinishReason, TokenDelta
+from bakehouse_replica.core.types import Cost, FinishReason, TokenDelta
 from bakehouse_replica.outbox import MIN_GAP_S, Outbox, Outboxes
 
+COST = Cost(block_seconds=1.5, computed_tokens=3, cached_tokens=0, recomputed_tokens=0, generated_tokens=3)
 SUBSCRIBE = Subscribe(replica_id="r", gateway_id="g", subscription_id="g-0")
 WAIT_S = 10.0
 N_AHEAD = 8
@@ -141,3 +143,15 @@ async def test_a_gateway_s_new_subscription_takes_the_place_of_the_one_before() 
     with outboxes.open(again) as later:
         assert outboxes.of("g") is later
     assert outboxes.of("g") is None
+
+
+async def test_once_its_call_is_over_a_request_sends_nothing_but_its_cost(outbox: Outbox) -> None:
+    with outbox.feed(address(0), 2) as feed:
+        pass
+    feed.put(delta(0, 1))
+    feed.put(delta(0, finish=FinishReason.CANCELLED))
+    end = replace(delta(0, choice=1, finish=FinishReason.CANCELLED), cost=COST)
+    feed.put(end)
+    message = await anext(outbox.messages())
+    assert (message.streams, message.others) == ((), ((1, end),))
+    assert message.others[0][1].cost == COST

@@ -82,6 +82,8 @@ async def test_the_wait_is_what_the_replica_tells(text: ModelText, lines: Lines)
     line = lines.only()
     assert 0 <= line["queue_s"] <= line["first_token_s"]
     assert line["generated_tokens"] == 3
+    # One block of 16 holds it all, from its admission to its end.
+    assert 0 <= line["block_s"] <= line["total_s"]
 
 
 @pytest.mark.parametrize(

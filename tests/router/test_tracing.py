@@ -99,6 +99,11 @@ async def test_a_request_has_four_spans_in_the_trace_of_its_client(traced: Trace
     assert value(gateway, "gen_ai.usage.output_tokens") == usage["completion_tokens"] == 4
     assert value(traced.only("prefill"), "gen_ai.usage.input_tokens") == usage["prompt_tokens"]
     assert value(traced.only("decode"), "gen_ai.usage.output_tokens") == 4
+    assert value(gateway, "bakehouse.computed_tokens") == usage["prompt_tokens"]
+    assert value(gateway, "bakehouse.recomputed_tokens") == 0
+    block_s = value(gateway, "bakehouse.block_seconds")
+    assert isinstance(block_s, float)
+    assert block_s > 0
     assert value(gateway, "bakehouse.replicas") == value_list(traced.only("queue"), "bakehouse.replica")
     assert "secret" not in "".join(span.to_json() for span in traced.spans)
 

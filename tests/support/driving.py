@@ -16,6 +16,7 @@ from bakehouse_replica.core.tally import replica_counts
 from bakehouse_replica.core.types import (
     Capacity,
     Chunk,
+    Cost,
     Draw,
     Failure,
     FinishReason,
@@ -190,12 +191,14 @@ class Driver:
         self._begun: deque[Pending] = deque()
         self._early = early
         self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.costs: dict[str, Cost] = {}
         self._requests: dict[str, Request] = {}
 
     def add(self, request: Request) -> None:
         """Adds a request at the present time."""
         self.scheduler.add(request, self.now)
         self._requests[request.request_id] = request
+        self.costs.pop(request.request_id, None)
         for choice in range(request.params.n):
             self.outcomes[request.request_id, choice] = Outcome(token_ids=list(request.prior_output))
         self._after_event()
@@ -293,11 +296,15 @@ class Driver:
             if request is not None:
                 n_logprobs = 0 if request.params.logprobs is None else len(delta.token_ids)
                 assert len(delta.logprobs) == n_logprobs, f"{delta} should have {n_logprobs} log-probabilities"
+            assert delta.request_id not in self.costs, f"{delta} comes after the request's cost"
             outcome.token_ids += delta.token_ids
             outcome.logprobs += delta.logprobs
             outcome.prompt_logprobs += delta.prompt_logprobs
             outcome.usage = delta.usage or outcome.usage
             outcome.finish, outcome.failure = delta.finish, delta.failure
+            if delta.cost is not None:
+                assert delta.finish is not None, f"{delta} tells the cost before the end"
+                self.costs[delta.request_id] = delta.cost
 
 
 def make_driver(

@@ -5,6 +5,7 @@ from bakehouse_replica.core.metric_table import (
     COPIED_BLOCKS,
     GENERATED_TOKENS,
     INTER_TOKEN,
+    KV_BLOCK_SECONDS,
     KV_BLOCKS,
     KV_CONSISTENT,
     PREEMPTIONS,
@@ -22,6 +23,10 @@ from bakehouse_replica.core.metric_table import (
     RUNNING_SEQUENCES,
     STEP_SECONDS,
     STEP_TOKENS,
+    TENANT_BLOCK_SECONDS,
+    TENANT_GENERATED_TOKENS,
+    TENANT_PROMPT_TOKENS,
+    TENANT_REQUESTS,
     TIME_TO_FIRST_TOKEN,
     WAITING_PROMPT_TOKENS,
     WAITING_SEQUENCES,
@@ -29,7 +34,7 @@ from bakehouse_replica.core.metric_table import (
 )
 
 from bakehouse_cluster.monitoring.grafana import Curve, Dashboard, Panel
-from bakehouse_cluster.monitoring.series import Series, shares, variables_of
+from bakehouse_cluster.monitoring.series import UNITS, Series, shares, variables_of
 
 Lines = tuple[tuple[Panel, ...], ...]
 _of_replicas, _of_gateways = Series(Source.REPLICA), Series(Source.GATEWAY)
@@ -204,6 +209,18 @@ def _blocks(series: Series) -> Lines:
             ),
         ),
         (
+            Panel(
+                title="Blocks held, mean over time",
+                description=KV_BLOCK_SECONDS.meaning,
+                unit=UNITS["blocks"],
+                curves=(
+                    Curve(
+                        expression=series.rate(KV_BLOCK_SECONDS, "replica", where='state="held"'),
+                        legend="{{replica}}",
+                    ),
+                ),
+                is_stacked=True,
+            ),
             series.rates("Preemptions", PREEMPTIONS, by="replica", is_stacked=True),
             series.rates("Copied blocks", COPIED_BLOCKS, by="replica", is_stacked=True),
         ),
@@ -247,6 +264,17 @@ def _answers(series: Series) -> Lines:
     )
 
 
+def _tenants(series: Series) -> Lines:
+    return (
+        (
+            series.rates("Cost by tenant", TENANT_BLOCK_SECONDS, by="tenant", is_stacked=True),
+            series.rates("Prompt tokens by tenant", TENANT_PROMPT_TOKENS, by="tenant", is_stacked=True),
+            series.rates("Output tokens by tenant", TENANT_GENERATED_TOKENS, by="tenant", is_stacked=True),
+            series.rates("Ended requests by tenant", TENANT_REQUESTS, by="tenant", is_stacked=True),
+        ),
+    )
+
+
 def router() -> Dashboard:
     """What gateways decide, and what clients see of it."""
     series = _of_gateways
@@ -273,6 +301,7 @@ def router() -> Dashboard:
                 ),
             ),
             "Answers": _answers(series),
+            "Tenants": _tenants(series),
         },
     )
 

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from bakehouse_replica.core.account import Account, PoolTime
 from bakehouse_replica.core.hashing import next_block_hash
 from bakehouse_replica.core.types import BlockCopy
 
@@ -55,6 +56,7 @@ class BlockPool:
         self.block_size = block_size
         self._hash_key = hash_key
         self._n_holders = [0] * n_blocks
+        self._account = Account(n_blocks)
         self._free = list(reversed(range(n_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
         self._registrations: dict[int, _Registration] = {}
@@ -79,6 +81,24 @@ class BlockPool:
     def n_available(self) -> int:
         """How many times `allocate` can succeed from here."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def time(self) -> PoolTime:
+        """Block-seconds by state, up to the moment of the last `advance`. Others read it."""
+        return self._account.time
+
+    def advance(self, now: float) -> None:
+        """It is `now`. What happens from here on does so at that moment."""
+        n_free, n_cached = len(self._free), len(self._cached)
+        n_held = self.n_blocks - n_free - n_cached
+        self._account.advance(now, n_free=n_free, n_cached=n_cached, n_held=n_held)
+
+    def reading(self, block_ids: Iterable[int]) -> float:
+        """What a holder of these blocks subtracts from its bill when it takes them, and adds when it lets them go.
+
+        Before or after, at the same moment: all the same (`core.account`).
+        """
+        return self._account.reading(block_ids, self._n_holders)
 
     def n_blocks_for(self, n_tokens: int) -> int:
         """The length of a table that has room for `n_tokens`."""
@@ -116,6 +136,7 @@ class BlockPool:
         else:
             block_id, _ = self._cached.popitem(last=False)
             del self._index[self._registrations.pop(block_id).block_hash]
+        self._account.begin(block_id)
         self._n_holders[block_id] = 1
         return block_id
 
@@ -124,6 +145,7 @@ class BlockPool:
         for block_id in reversed(table):  # the first block of a chain ends up as the most recently used
             assert self._n_holders[block_id] or block_id in self._cached, f"block {block_id} is free"
             self._cached.pop(block_id, None)
+            self._account.change(block_id, self._n_holders[block_id])
             self._n_holders[block_id] += 1
             self._touch(block_id)
 
@@ -131,6 +153,7 @@ class BlockPool:
         """One holder fewer for each block of `table`; those left by all become cached or free."""
         for block_id in reversed(table):  # rule 3: deepest first
             assert self._n_holders[block_id], f"block {block_id} is released more often than held"
+            self._account.change(block_id, self._n_holders[block_id])
             self._n_holders[block_id] -= 1
             self._touch(block_id)
             if self._n_holders[block_id] == 0:
@@ -150,6 +173,7 @@ class BlockPool:
             assert source not in self._registrations, f"block {source} is findable and would be overwritten"
             return None
         target = self.allocate()
+        self._account.change(source, self._n_holders[source])
         self._n_holders[source] -= 1
         table[index] = target
         return BlockCopy(source=source, target=target)
@@ -180,6 +204,10 @@ class BlockPool:
     def resident_hashes(self, n_most: int) -> tuple[bytes, ...]:
         """Up to `n_most` registered hashes, most recently used first, cut to `RESIDENT_HASH_BYTES`."""
         return tuple(block_hash[:RESIDENT_HASH_BYTES] for block_hash in islice(reversed(self._index), n_most))
+
+    def check_bills(self, block_seconds: float) -> None:
+        """Asserts that all bills there have been, up to now, add up to what was held."""
+        self._account.check(block_seconds)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Asserts the rules above, given all block tables there are. O(n_blocks): an audit, not for each step."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bakehouse_replica.core.account import Bill
 from bakehouse_replica.core.story import StoryLog
 from bakehouse_replica.core.types import Request, TokenLogprob
 
@@ -37,6 +38,7 @@ class Call:
     admitted_at: float | None = None
     first_token_at: float | None = None
     sequences: list["Sequence"] = field(default_factory=list)
+    bill: Bill = field(default_factory=Bill)
     story: StoryLog = field(default_factory=StoryLog)
 
     @classmethod

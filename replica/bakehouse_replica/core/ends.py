@@ -46,13 +46,12 @@ class Ends:
         self._outbox += self.ended(sequence, sequence.ends(reason, failure))
 
     def ended(self, sequence: Sequence, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """Forgets a sequence that ends with these deltas; the last one of its request tells its story.
+        """Forgets a sequence that ends with these deltas; the last one of its request tells its story and its cost.
 
         The request is remembered then.
         """
-        self._roster.end(sequence)
-        story = self._stories.end(sequence)
-        if story is None:
+        cost, story = self._roster.end(sequence), self._stories.end(sequence)
+        if cost is None or story is None:  # both: other choices live on
             return deltas
         request_id, reason = sequence.call.request.request_id, deltas[-1].finish
         assert reason is not None, "these deltas end the sequence"
@@ -62,7 +61,7 @@ class Ends:
             self._cancelled[request_id] = story
             if len(self._cancelled) > REMEMBERED_STORIES:
                 self._cancelled.popitem(last=False)
-        return [*deltas[:-1], replace(deltas[-1], story=story)]
+        return [*deltas[:-1], replace(deltas[-1], cost=cost, story=story)]
 
     def story_of_cancelled(self, request_id: str) -> Story | None:
         """The story of a request that was cancelled not long ago."""

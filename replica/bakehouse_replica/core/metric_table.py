@@ -1,9 +1,9 @@
 """Every metric that bakehouse exports: its name, kind, unit, labels, meaning, and who counts it.
 
-Nothing is counted under a name that does not stand here, and labels have the values that stand here and no others:
-each metric has a fixed number of series. Ray's agents export `NAME` as `ray_NAME`, with the labels `application`,
-`deployment` and `replica` of Serve; a gateway's `/metrics` as `NAME`, those of replicas with the label `replica`.
-Counters end in `_total` in both.
+Nothing is counted under a name that does not stand here, and labels have the values that stand here and no others,
+so each metric has a fixed number of series; but for those by tenant, whose names arrive, up to a limit. Ray's
+agents export `NAME` as `ray_NAME`, with the labels `application`, `deployment` and `replica` of Serve; a gateway's
+`/metrics` as `NAME`, those of replicas with the label `replica`. Counters end in `_total` in both.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,11 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all the values that it can have."""
+    """A label and all the values that it can have; or, where they only arrive, in words which ones may."""
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    arriving: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Metric:
 
     @property
     def label_sets(self) -> tuple[tuple[str, ...], ...]:
-        """The label values of each of its series."""
+        """The label values of each of its series that stands from the start: of one whose labels arrive, none."""
         return tuple(product(*(label.values for label in self.labels)))
 
 
@@ -81,8 +82,17 @@ ERROR_CODES = (
 # Why a replica was chosen (`bakehouse_router.policy.pick`).
 ROUTING_REASONS = ("only_one", "prefix", "load", "skipped_busy", "all_busy", "no_news")
 
+OUTCOMES = (COMPLETE, CANCELLED, *ERROR_CODES)
+# Of a gateway. With 17 series each, 4,352 in all.
+MAX_TENANT_SERIES = 256
+OTHER_TENANTS = "other"
+
 _CALL = Label("kind", ("chat", "completion"))
-_OUTCOME = Label("outcome", (COMPLETE, CANCELLED, *ERROR_CODES))
+_OUTCOME = Label("outcome", OUTCOMES)
+_TENANT = Label(
+    "tenant",
+    arriving=f"names of the keys file, empty without one; from the {MAX_TENANT_SERIES + 1}th on `{OTHER_TENANTS}`",
+)
 # From a cached prompt on a GPU to a long queue on a laptop.
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 QUEUE_S = (0.001, 0.005, *LATENCY_S)
@@ -172,6 +182,39 @@ ROUTING_DECISIONS = _of_gateway(
     Label("reason", ROUTING_REASONS),
 )
 
+TENANT_BLOCK_SECONDS = _of_gateway(
+    "tenant_block_seconds",
+    Kind.COUNTER,
+    "block-seconds",
+    "KV blocks that a tenant's requests have held, over time; of a shared block an equal part for each holder. "
+    "Counted when a request ends.",
+    _TENANT,
+)
+TENANT_PROMPT_TOKENS = _of_gateway(
+    "tenant_prompt_tokens",
+    Kind.COUNTER,
+    "tokens",
+    "Prompt tokens of a tenant's requests, `computed` or `cached`; `recomputed`: prompt and output tokens, once "
+    "more after a preemption or the loss of a replica. Counted when a request ends.",
+    _TENANT,
+    Label("source", ("computed", "cached", "recomputed")),
+)
+TENANT_GENERATED_TOKENS = _of_gateway(
+    "tenant_generated_tokens",
+    Kind.COUNTER,
+    "tokens",
+    "Output tokens of a tenant's requests, counted as they arrive.",
+    _TENANT,
+)
+TENANT_REQUESTS = _of_gateway(
+    "tenant_requests",
+    Kind.COUNTER,
+    "requests",
+    "A tenant's requests, counted as those of `bakehouse_requests`.",
+    _TENANT,
+    _OUTCOME,
+)
+
 REPLICA_SERVES = _of_replica("replica_serves", Kind.GAUGE, "0 or 1", "Whether the replica serves.")
 QUEUE_TIME = _of_replica(
     "queue_time_seconds",
@@ -215,6 +258,14 @@ KV_BLOCKS = _of_replica(
     "KV blocks: `free` ones hold nothing, `cached` ones only a prefix for later, `held` ones live sequences.",
     Label("state", ("free", "cached", "held")),
 )
+KV_BLOCK_SECONDS = _of_replica(
+    "kv_block_seconds",
+    Kind.COUNTER,
+    "block-seconds",
+    "KV blocks over time, by state. `held` is what requests are billed; `free` and `cached` are nobody's. An idle "
+    "replica counts them up with its next request.",
+    Label("state", ("free", "cached", "held")),
+)
 KV_CONSISTENT = _of_replica(
     "kv_consistent",
     Kind.GAUGE,
@@ -248,6 +299,10 @@ METRICS: tuple[Metric, ...] = (
     QUEUED_REQUESTS,
     QUEUED_PROMPT_TOKENS,
     ROUTING_DECISIONS,
+    TENANT_BLOCK_SECONDS,
+    TENANT_PROMPT_TOKENS,
+    TENANT_GENERATED_TOKENS,
+    TENANT_REQUESTS,
     REPLICA_SERVES,
     RUNNING_SEQUENCES,
     WAITING_SEQUENCES,
@@ -258,6 +313,7 @@ METRICS: tuple[Metric, ...] = (
     STEP_TOKENS,
     PREEMPTIONS,
     KV_BLOCKS,
+    KV_BLOCK_SECONDS,
     KV_CONSISTENT,
     COPIED_BLOCKS,
     PREFIX_QUERIED_TOKENS,

@@ -11,7 +11,7 @@ from itertools import count, takewhile
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.sequence import Sequence, Status
-from bakehouse_replica.core.types import BlockCopy
+from bakehouse_replica.core.types import BlockCopy, Cost
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
@@ -28,6 +28,7 @@ class Roster:
         self._pool = pool
         self._n_slots = n_slots
         self._sequence_ids = count()
+        self._billed = 0.0  # block-seconds of the calls that have ended
 
     def enter(self, call: Call, seed: int) -> Sequence:
         """Queues a new call with its first sequence, which it returns."""
@@ -58,9 +59,10 @@ class Roster:
         assert sequence.status is Status.WAITING, f"sequence {sequence.sequence_id} is {sequence.status.name}"
         self._dequeue(sequence)
         self._pool.share(hits)
+        sequence.call.bill.block_seconds -= self._pool.reading(hits)
         sequence.block_table = hits
         sequence.n_registered = len(hits)
-        sequence.n_applied = sequence.n_computed = len(hits) * self._pool.block_size
+        sequence.n_applied = sequence.n_computed = sequence.n_begun = len(hits) * self._pool.block_size
         sequence.status = Status.RUNNING
         if sequence.call.cached_tokens is None:
             sequence.call.cached_tokens = min(sequence.n_computed, sequence.n_prompt)
@@ -77,6 +79,7 @@ class Roster:
         table, tail = sequence.block_table, sequence.n_computed // self._pool.block_size
         copy = self._pool.writable(table, tail) if tail < len(table) else None
         if copy is not None:
+            sequence.call.bill.block_seconds += self._pool.reading([copy.source])
             sequence.call.story.n_copies += 1
         n_blocks = self._pool.n_blocks_for(sequence.n_computed + n_tokens)
         table.extend(self._pool.allocate() for _ in range(n_blocks - len(table)))
@@ -95,7 +98,10 @@ class Roster:
                 sequence.block_hashes[index],
                 sequence.tokens[index * size : (index + 1) * size],
             )
+            own = sequence.block_table[index]
             sequence.is_registrable = self._pool.register(sequence.block_table, index, block_hash, token_ids)
+            if (twin := sequence.block_table[index]) != own:
+                sequence.call.bill.block_seconds += self._pool.reading([own]) - self._pool.reading([twin])
             sequence.n_registered += sequence.is_registrable
         sequence.block_ids = tuple(sequence.block_table)  # a twin may have taken a block's place
 
@@ -106,6 +112,7 @@ class Roster:
         for choice in range(1, sequence.n_slots):
             child = sequence.forked(choice, next(self._sequence_ids))
             self._pool.share(child.block_table)
+            child.call.bill.block_seconds -= self._pool.reading(child.block_table)
             child.call.sequences.append(child)
             insort(self.running, child, key=_order)
             choices.append(child)
@@ -120,15 +127,19 @@ class Roster:
         sequence.status = Status.WAITING
         insort(self.waiting, sequence, key=_order)
 
-    def end(self, sequence: Sequence) -> None:
-        """Forgets a live sequence, and its call with the last one."""
+    def end(self, sequence: Sequence) -> Cost | None:
+        """Forgets a live sequence, and its call with the last one; then it is known what that has cost."""
         assert sequence.status is not Status.ENDED, f"sequence {sequence.sequence_id} has ended before"
         self._let_go(sequence)
         sequence.status = Status.ENDED
         call = sequence.call
+        call.bill.generated_tokens += sequence.n_output - len(call.request.prior_output)
         call.sequences.remove(sequence)
-        if not call.sequences:
-            del self.calls[call.request.request_id]
+        if call.sequences:
+            return None
+        del self.calls[call.request.request_id]
+        self._billed += call.bill.block_seconds
+        return call.bill.total(call.cached_tokens or 0)
 
     def check(self) -> None:
         """Asserts all of the above, and the pool's own rules."""
@@ -150,7 +161,10 @@ class Roster:
             assert n_hashed <= len(sequence.tokens) - sequence.n_awaited, "a hash covers a token that is not known"
         for sequence in self.running:
             self._check_table(sequence)
-        self._pool.check([sequence.block_table for sequence in self.running])
+        tables = [sequence.block_table for sequence in self.running]
+        bills = self._billed + sum(call.bill.block_seconds for call in self.calls.values())
+        self._pool.check(tables)
+        self._pool.check_bills(bills + sum(map(self._pool.reading, tables)))
 
     def _check_table(self, sequence: Sequence) -> None:
         table, size = sequence.block_table, self._pool.block_size
@@ -176,6 +190,8 @@ class Roster:
 
     def _let_go(self, sequence: Sequence) -> None:
         self._dequeue(sequence)
+        sequence.bill_computed()
+        sequence.call.bill.block_seconds += self._pool.reading(sequence.block_table)
         self._pool.release(sequence.block_table)
         sequence.block_table, sequence.block_ids = [], ()
         sequence.n_applied = sequence.n_computed = sequence.n_writable = sequence.n_registered = 0

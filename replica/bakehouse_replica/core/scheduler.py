@@ -157,7 +157,7 @@ class Scheduler:
         if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
             raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
         self._version += 1
-        self._stories.note_time(now)
+        self._advance(now)
         self._ends.begin_anew(request.request_id)
         sequence = self._enter(request, n_output_limit, now)
         sequence.call.story.prepared_s = prepared_s
@@ -189,7 +189,7 @@ class Scheduler:
         assert len(flights) < self._capacity.max_flights, (
             f"step {flights[0].plan.step} is in flight, {len(flights)} in all; apply its result first"
         )
-        self._stories.note_time(now)
+        self._advance(now)
         if is_ahead and not flights[-1].may_be_overtaken:
             self._await_apply(WaitReason.DRAW_IN_FLIGHT)
             return None
@@ -229,8 +229,8 @@ class Scheduler:
         self._version += 1
         self._measure(now - max(flight.planned_at, self._applied_at))
         self._applied_at = now
+        self._advance(now)
         self._tally.begin_apply(now)
-        self._stories.note_time(now)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
         block_size = self._capacity.block_size
@@ -280,16 +280,24 @@ class Scheduler:
             resident=self._pool.resident_hashes(RESIDENT_HASHES_REPORTED),
         )
 
-    def note(self, load: ReplicaLoad) -> None:
-        """Puts the gauges of a snapshot into the counts. O(waiting)."""
+    def note(self, load: ReplicaLoad, now: float) -> None:
+        """Puts the gauges of a snapshot, and the pool's time up to `now`, into the counts. O(waiting)."""
         waiting = self._roster.waiting
-        self._tally.note(load, sum(sequence.call.cached_tokens is not None for sequence in waiting))
+        self._pool.advance(now)
+        self._tally.note(
+            load, sum(sequence.call.cached_tokens is not None for sequence in waiting), self._pool.time
+        )
 
     def check(self) -> None:
         """Asserts the invariants. O(blocks + sequences): an audit, not for every step."""
         self._roster.check()
         self._stories.check()
         check_flights(self._flights, (*self._roster.waiting, *self._roster.running))
+
+    def _advance(self, now: float) -> None:
+        """It is `now`: accounts and stories count up to here."""
+        self._pool.advance(now)
+        self._stories.note_time(now)
 
     def _enter(self, request: Request, n_output_limit: int, now: float) -> Sequence:
         seed = request.params.seed

@@ -87,6 +87,8 @@ class Sequence:
     n_awaited: int = 0  # draws of steps in flight, for which placeholders stand at the end of `tokens`
     n_writable: int = 0
     n_drawn: int = 1  # tokens of the newest draw
+    n_begun: int = 0  # where its present run began to compute
+    n_reached: int = 0  # how far its earlier runs got
     n_needless: int = 0  # tokens of an output that came complete: only the scores of the prompt are waited for
     n_registered: int = 0  # leading blocks of the table that are findable
     is_registrable: bool = True  # False once a hash collided: what follows would have no registered parent
@@ -127,6 +129,8 @@ class Sequence:
             n_applied=self.n_applied,
             n_computed=self.n_computed,
             n_writable=self.n_computed,
+            n_begun=self.n_computed,
+            n_reached=self.n_computed,
             n_registered=self.n_registered,
             is_registrable=self.is_registrable,
         )
@@ -226,6 +230,16 @@ class Sequence:
             tokens.append(_PLACEHOLDER)
             self.n_awaited = n_awaited + 1
         return chunk
+
+    def bill_computed(self) -> None:
+        """It runs no longer: puts what was computed since it did onto its call's bill."""
+        bill, n_computed, n_begun = self.call.bill, self.n_computed, self.n_begun
+        n_new = max(n_begun, self.n_reached)
+        n_given = self.n_prompt + len(self.call.request.prior_output)
+        bill.computed_tokens += max(0, min(n_computed, self.n_prompt) - n_new)
+        bill.recomputed_tokens += max(0, min(n_computed, self.n_reached) - n_begun)
+        bill.recomputed_tokens += max(0, min(n_computed, n_given) - max(n_new, self.n_prompt))
+        self.n_reached = max(n_computed, self.n_reached)
 
     def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
         """Terminal deltas without tokens, for each choice that it is or would have become."""

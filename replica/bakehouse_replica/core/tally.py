@@ -4,11 +4,13 @@ Each request is counted where something happens to it for the first time: admitt
 happens again, after a preemption or on another replica, is not.
 """
 
+from bakehouse_replica.core.account import PoolTime
 from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.counts import Counts
 from bakehouse_replica.core.metric_table import (
     BATCH_FILL,
     COPIED_BLOCKS,
+    KV_BLOCK_SECONDS,
     KV_BLOCKS,
     METRICS,
     PREEMPTIONS,
@@ -124,7 +126,7 @@ class Tally:
         if n_drawn > 1:
             counts.observe(VLLM_TOKEN_TIME, decode_s / (n_drawn - 1))
 
-    def note(self, load: ReplicaLoad, n_preempted: int) -> None:
+    def note(self, load: ReplicaLoad, n_preempted: int, time: PoolTime) -> None:
         """The gauges as they are now; `n_preempted`: of those that wait, how many have run before."""
         counts = self._counts
         counts.put(RUNNING_SEQUENCES, load.n_running)
@@ -133,6 +135,9 @@ class Tally:
         blocks = {"free": load.n_free_blocks, "cached": load.n_cached_blocks, "held": load.n_held_blocks}
         for state, n_blocks in blocks.items():
             counts.put(KV_BLOCKS, n_blocks, state)
+        block_seconds = {"free": time.free, "cached": time.cached, "held": time.held}
+        for state, n_block_seconds in block_seconds.items():
+            counts.put(KV_BLOCK_SECONDS, n_block_seconds, state)
         counts.put(VLLM_RUNNING, load.n_running)
         counts.put(VLLM_WAITING, load.n_waiting)
         counts.put(VLLM_SWAPPED, n_preempted)

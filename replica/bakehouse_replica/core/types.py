@@ -203,14 +203,39 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a request has cost one replica, all of its choices together.
+
+    `block_seconds`: KV blocks over time, of a block with several holders an equal part for each (`core.account`).
+    `computed_tokens`: of the prompt, for the first time; `cached_tokens`: of the prompt, found at first admission;
+    `recomputed_tokens`: prompt and output once more, after a preemption or the loss of another replica;
+    `generated_tokens`: drawn here and kept.
+    """
+
+    block_seconds: float
+    computed_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            block_seconds=self.block_seconds + other.block_seconds,
+            computed_tokens=self.computed_tokens + other.computed_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
+            generated_tokens=self.generated_tokens + other.generated_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
     """New output ids of one choice, from output index `start` on.
 
     The first and the last delta of a choice carry `usage`, counted up to that delta; the last carries `finish`.
     `logprobs` has one entry for each token where the request asked for them, else none. `prompt_logprobs` come
-    once, with the first delta of choice 0: one entry for each prompt token but the first. `story` comes with the
-    last delta of the whole request, which has a `finish`; it is told besides, and equal deltas are equal whatever
-    it is.
+    once, with the first delta of choice 0: one entry for each prompt token but the first. `story` and `cost` of
+    the whole request come with its last delta, which has a `finish`; they are told besides, and not compared.
     """
 
     request_id: str
@@ -222,6 +247,7 @@ class TokenDelta:
     finish: FinishReason | None = None
     usage: Usage | None = None
     failure: Failure | None = None
+    cost: Cost | None = field(default=None, compare=False)
     story: Story | None = field(default=None, compare=False)
 
 

@@ -77,6 +77,7 @@ def _routes(routes: Routes) -> list[tuple[str, str, Handler]]:
         ("POST", "/v1/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
         ("POST", "/v1/detokenize", routes.detokenize),
+        ("GET", "/v1/usage", routes.usage),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
         ("GET", REPLICAS_PATH, routes.replicas),

@@ -100,6 +100,7 @@ OPERATIONS = (
         summary="Why a request waited, where it went, and for whom it made way",
         reply="Explanation",
     ),
+    Operation(method="get", path="/v1/usage", summary="What the caller's tenant has used", reply="TenantUsage"),
     Operation(method="get", path="/tokenizer_info", summary="The special tokens", reply="TokenizerInfo"),
     Operation(
         method="get", path="/metrics", summary="Counters for Prometheus", reply="Metrics", media_type="text/plain"

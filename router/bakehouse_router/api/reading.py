@@ -102,12 +102,16 @@ async def read_as(model: type[Body], received: Received, settings: GatewaySettin
     return Read(body=body, is_long=received.is_long)
 
 
+def tenant_of(request: Request) -> str:
+    """Whose key the request came with; empty where nobody was asked for one."""
+    tenant: str = getattr(request.state, "tenant", "")
+    return tenant
+
+
 def read_origin(request: Request) -> Origin:
     """What the headers say. Raises `InvalidRequest` naming the header that is wrong."""
     given: Sequence[str] = request.headers.getlist(TIMEOUT_HEADER)
-    return Origin(
-        tenant=getattr(request.state, "tenant", ""), timeout_s=_seconds(", ".join(given)) if given else None
-    )
+    return Origin(tenant=tenant_of(request), timeout_s=_seconds(", ".join(given)) if given else None)
 
 
 def _seconds(text: str) -> float:

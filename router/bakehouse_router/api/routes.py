@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from bakehouse_replica.core.errors import BakehouseError
+from bakehouse_replica.core.metric_table import OUTCOMES
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,7 +14,7 @@ from bakehouse_router.api.completion_reply import CompletionShape
 from bakehouse_router.api.fleet import fleet_json, replica_json
 from bakehouse_router.api.generating import Answering, token_report
 from bakehouse_router.api.parse import Body
-from bakehouse_router.api.reading import Read, in_thread_if, read_as, read_origin, receive
+from bakehouse_router.api.reading import Read, in_thread_if, read_as, read_origin, receive, tenant_of
 from bakehouse_router.api.responses.answer import respond
 from bakehouse_router.api.responses.body import ResponseBody
 from bakehouse_router.api.responses.call import response_call
@@ -27,6 +28,20 @@ from bakehouse_router.api.schema import (
 from bakehouse_router.api.token_json import Json, TokenReport
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.settings import GatewaySettings
+from bakehouse_router.tenants import Used
+
+
+def _used_json(used: Used) -> Json:
+    return {
+        "requests": {outcome: used.outcomes[outcome] for outcome in OUTCOMES if used.outcomes[outcome]},
+        "block_seconds": used.block_seconds,
+        "prompt_tokens": {
+            "computed": used.computed_tokens,
+            "cached": used.cached_tokens,
+            "recomputed": used.recomputed_tokens,
+        },
+        "generated_tokens": used.generated_tokens,
+    }
 
 
 class Routes:
@@ -113,8 +128,8 @@ class Routes:
 
     async def explain(self, request: Request) -> Response:
         """`GET /v1/requests/{id}/explain`: of a request of whoever has the key, by its id or its reply's."""
-        tenant = getattr(request.state, "tenant", "")
-        return JSONResponse(await self._gateway.explanations.explain(tenant, request.path_params["id"]))
+        explained = await self._gateway.explanations.explain(tenant_of(request), request.path_params["id"])
+        return JSONResponse(explained)
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 while at least one replica serves; the body says which do not, and why."""
@@ -134,9 +149,24 @@ class Routes:
         return await read_as(model, await receive(request, self._settings), self._settings)
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`: this gateway's counters and its replicas' loads, as Prometheus reads them."""
-        metrics = self._gateway.metrics
-        return Response(metrics.exposition(await self._gateway.statuses()), media_type=metrics.content_type)
+        """`GET /metrics`: this gateway's counters and its replicas' loads, as Prometheus reads them.
+
+        Whoever comes with a key sees what is counted by tenant of its own tenant only.
+        """
+        metrics, tenant = self._gateway.metrics, tenant_of(request)
+        shown = metrics.exposition(await self._gateway.statuses(), only_tenant=tenant or None)
+        return Response(shown, media_type=metrics.content_type)
+
+    async def usage(self, request: Request) -> Response:
+        """`GET /v1/usage`: what the caller's tenant, and no other, has used of this gateway since it started."""
+        tenants, tenant = self._gateway.metrics.tenants, tenant_of(request)
+        head: Json = {
+            "object": "usage",
+            "tenant": tenant,
+            "gateway": self._gateway_id,
+            "since": tenants.since,
+        }
+        return JSONResponse(head | _used_json(tenants.told(tenant)))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """`GET /tokenizer_info`: what a client must know to use `/tokenize` as its tokenizer, as lm-eval does."""

@@ -147,7 +147,7 @@ def test_gauges_are_those_of_the_load_and_tell_preempted_ones_apart() -> None:
     while driver.counted(PREEMPTIONS) == 0:
         driver.step()
     load = driver.scheduler.load()
-    driver.scheduler.note(load)
+    driver.scheduler.note(load, driver.now)
     assert driver.counted(RUNNING_SEQUENCES) == load.n_running == 1
     assert driver.counted(WAITING_SEQUENCES) == load.n_waiting == 2
     assert driver.counted(WAITING_PROMPT_TOKENS) == load.waiting_tokens
