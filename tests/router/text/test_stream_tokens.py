@@ -59,6 +59,12 @@ def test_a_token_between_two_characters_that_are_not_whole_waits_with_all_of_its
     assert _tell(stream, [[0], [1], [2]]) == [("", []), ("\ufffd", [0]), ("d\u00e9", [1, 2]), ("", [])]
 
 
+def test_half_a_surrogate_pair_is_released_with_both_of_its_replacements() -> None:
+    stream = TextStream(Vocabulary({0: b"\xed", 1: b"\xbc", 2: b"\xc2", 3: b"\xa9"}, {}), reports_tokens=True)
+    told = _tell(stream, [[0], [1], [2], [3]])
+    assert told == [("", []), ("", []), ("\ufffd\ufffd", [0, 1]), ("\u00a9", [2, 3]), ("", [])]
+
+
 def test_tokens_that_share_characters_are_released_together() -> None:
     text = "\u00e9\u00fc".encode()
     stream = TextStream(Vocabulary({0: text[:1], 1: text[1:3], 2: text[3:]}, {}), reports_tokens=True)
