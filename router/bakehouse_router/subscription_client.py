@@ -5,14 +5,15 @@ and of the replica's loss. It ends when the request has ended there.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 
 from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.step_message import Receipt
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Answers, Call, ReplicaCalls
-from bakehouse_router.replica_watch import NOBODY_SERVES_S, ReplicaWatch
+from bakehouse_router.replica_watch import ReplicaWatch
 from bakehouse_router.streaming_client import END_TIMEOUT_S
 from bakehouse_router.subscription import Receiver, Subscriptions
 
@@ -21,11 +22,15 @@ class SubscriptionClient:
     """Requests by a call each, deltas by a subscription to each replica."""
 
     def __init__(
-        self, calls: ReplicaCalls, *, status_period_s: float, nobody_serves_s: float = NOBODY_SERVES_S
+        self,
+        calls: ReplicaCalls,
+        *,
+        status_period_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = calls
         self._subscriptions = Subscriptions(calls.subscribe)
-        self._watch = ReplicaWatch(self._ask, period_s=status_period_s, nobody_serves_s=nobody_serves_s)
+        self._watch = ReplicaWatch(self._ask, period_s=status_period_s, clock=clock)
 
     def start(self) -> None:
         """Begin to watch the replicas and to subscribe to them; needs a running event loop."""

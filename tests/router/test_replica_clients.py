@@ -12,6 +12,7 @@ from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, Re
 from bakehouse_router.client import ReplicaClient
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.replica_calls import ReplicaCalls
+from bakehouse_router.replica_watch import NOBODY_SERVES_S
 from bakehouse_router.streaming_client import StreamingClient
 from bakehouse_router.subscription_client import SubscriptionClient
 from engines import WAIT_S, Gate, collect, engine_with, ids_of, request
@@ -26,7 +27,7 @@ MakeClient = Callable[..., Client]
 async def make_client(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
     clients: list[Client] = []
 
-    def make(calls: ReplicaCalls, **options: float) -> Client:
+    def make(calls: ReplicaCalls, **options: Callable[[], float]) -> Client:
         clients.append(request.param(calls, status_period_s=PERIOD_S, **options))
         return clients[-1]
 
@@ -231,15 +232,18 @@ async def test_a_request_does_not_wait_for_ever_for_somebody_to_serve(make_clien
     async with engine_with(gate.before_step) as engine:
         replica = LocalReplica(engine)
         calls = LocalCalls(replica)
-        client = make_client(calls, nobody_serves_s=0.05)
+        now = [0.0]
+        client = make_client(calls, clock=lambda: now[0])
         await settled(client, calls)
         waiting = asyncio.ensure_future(collected(client, request("a")))
-        await asyncio.sleep(0.2)
+        for _ in range(5):
+            now[0] += NOBODY_SERVES_S / 3
+            await settled_again(calls)
         assert not waiting.done(), "somebody serves"
         calls.is_cut_off = True
-        with pytest.raises(Unavailable, match="no replica has served for"):
-            await collected(make_client(LocalCalls(replica), nobody_serves_s=0.05), request("b"))
-        waiting.cancel()
+        now[0] += NOBODY_SERVES_S + 2
+        with pytest.raises(Unavailable, match="no replica has served for 12 s"):
+            await waiting
         gate.open()
 
 
