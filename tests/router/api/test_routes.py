@@ -15,6 +15,7 @@ from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
 from gateways import END, END_ID, MODEL, VOCABULARY_SIZE, ScriptedDispatcher, ids_of, served, settings
 from starlette.types import Message
+from virtual_time import let_pass
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -188,12 +189,19 @@ async def test_a_deadline_before_the_first_token_is_408(text: ModelText, is_stre
 
 async def test_a_deadline_after_the_first_token_is_an_event(text: ModelText) -> None:
     dispatcher = ScriptedDispatcher(["Hi", asyncio.Event()])
-    async with served(text, dispatcher) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
-        reply = await http.post(CHAT, json=_chat(timeout_s=0.3, stream=True))
-    frames = reply.text.split("\n\n")
+    frames = []
+    async with (
+        served(text, dispatcher) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+        http.stream("POST", CHAT, json=_chat(timeout_s=30, stream=True)) as reply,
+    ):
+        async for line in reply.aiter_lines():
+            frames += [line] if line else []
+            if '"Hi"' in line:
+                let_pass(30)
     assert reply.status_code == 200
-    assert '"deadline_exceeded"' in frames[-3]
-    assert frames[-2:] == ["data: [DONE]", ""]
+    assert '"deadline_exceeded"' in frames[-2]
+    assert frames[-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
