@@ -159,7 +159,7 @@ def _chunks(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
     return [*chunks, token_ids]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases(), st.lists(st.integers(0, 5), max_size=12))
 def test_i1_text_and_count_are_the_same_for_every_cutting_with_and_without_tokens(
     case: _Case, sizes: list[int]
@@ -174,7 +174,7 @@ def test_i1_text_and_count_are_the_same_for_every_cutting_with_and_without_token
         assert _released_ids(told) == (case.token_ids[: cut.n_tokens] if reports_tokens else [])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases())
 def test_i1_ids_told_so_far_spell_the_text_so_far(case: _Case) -> None:
     stream, text, told = case.stream(reports_tokens=True), "", list[int]()
@@ -190,7 +190,7 @@ def test_i1_ids_told_so_far_spell_the_text_so_far(case: _Case) -> None:
         assert (text, told) == (case.spelled(told), case.token_ids)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases())
 def test_a_token_stands_after_the_characters_that_were_complete_before_it(case: _Case) -> None:
     stream = case.stream(reports_tokens=True)
