@@ -11,7 +11,8 @@ from bakehouse_replica.outbox import MIN_GAP_S, Outbox, Outboxes
 from virtual_time import in_virtual_time
 
 SUBSCRIBE = Subscribe(replica_id="r", gateway_id="g", subscription_id="g-0")
-WAIT_S = 10.0
+pytestmark = pytest.mark.timeout(60)  # no wait has a limit of its own
+NEVER_S = 3600.0
 N_AHEAD = 8
 
 
@@ -25,9 +26,8 @@ def delta(start: int, *token_ids: int, choice: int = 0, finish: FinishReason | N
 
 @pytest.fixture
 async def outbox() -> AsyncIterator[Outbox]:
-    made = Outbox(SUBSCRIBE, WAIT_S, max_unacknowledged=N_AHEAD)
-    async with asyncio.timeout(WAIT_S):
-        yield made
+    made = Outbox(SUBSCRIBE, NEVER_S, max_unacknowledged=N_AHEAD)
+    yield made
     made.close()
 
 
@@ -133,7 +133,7 @@ async def test_a_gateway_that_falls_silent_is_given_up_and_one_that_speaks_is_no
 
 
 async def test_a_gateway_s_new_subscription_takes_the_place_of_the_one_before() -> None:
-    outboxes = Outboxes(silent_s=WAIT_S)
+    outboxes = Outboxes(silent_s=NEVER_S)
     again = Subscribe(replica_id="r", gateway_id="g", subscription_id="g-1")
     with outboxes.open(SUBSCRIBE) as earlier, outboxes.open(again) as later:
         assert outboxes.of("g") is later

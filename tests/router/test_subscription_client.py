@@ -1,7 +1,6 @@
 """Deltas by subscription: by which way they come, what breaks with it and what does not, and who notices."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from bakehouse_replica.core.errors import EngineDead, Unavailable
@@ -12,14 +11,9 @@ from bakehouse_router.subscription_client import SubscriptionClient
 from engines import WAIT_S, Gate, engine_with, ids_of, request
 from local_calls import LocalCall, LocalCalls, LocalReplica, cut_short
 
+pytestmark = pytest.mark.timeout(120)  # most wait without a limit of their own
 PERIOD_S = 0.01
 LOST = "the connection was lost by a test"
-
-
-@pytest.fixture(autouse=True)
-async def _in_time() -> AsyncIterator[None]:
-    async with asyncio.timeout(WAIT_S):
-        yield
 
 
 async def subscribed(*replicas: LocalReplica) -> tuple[SubscriptionClient, LocalCalls]:
