@@ -21,7 +21,7 @@ async def test_an_item_ends_a_wait() -> None:
     taking = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     inbox.put(1)
-    assert await asyncio.wait_for(taking, 5) == [1]
+    assert await asyncio.wait_for(taking, 60) == [1]
     inbox.close()
 
 

@@ -154,7 +154,7 @@ async def test_a_stop_string_completes_an_answer_and_cancels_the_request(text: M
     dispatcher = ScriptedDispatcher(["Hi E", "ND", asyncio.Event()])
     async with http_to(text, dispatcher) as http:
         response = (await http.post(RESPONSES, json=asking(stop="END"))).json()
-        await asyncio.wait_for(dispatcher.closed.wait(), 5)
+        await asyncio.wait_for(dispatcher.closed.wait(), 60)
     assert (response["status"], response["output"][0]["content"][0]["text"]) == ("completed", "Hi ")
     assert dispatcher.n_open == 0
 
@@ -285,7 +285,7 @@ async def test_a_client_that_goes_cancels_the_request(text: ModelText) -> None:
             async for line in reply.aiter_lines():
                 if "output_text.delta" in line:
                     break
-        await asyncio.wait_for(dispatcher.closed.wait(), 5)
+        await asyncio.wait_for(dispatcher.closed.wait(), 60)
     assert dispatcher.n_open == 0
 
 

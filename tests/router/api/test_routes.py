@@ -173,7 +173,7 @@ async def test_a_time_limit_in_a_header_covers_the_arrival_of_the_body(text: Mod
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n{TIMEOUT_HEADER}: 0.05\r\n\r\n{{"
         writer.write(head.encode())
-        status = await asyncio.wait_for(reader.readline(), 5)
+        status = await asyncio.wait_for(reader.readline(), 60)
         writer.close()
     assert status.startswith(b"HTTP/1.1 408 ")
 
@@ -181,9 +181,13 @@ async def test_a_time_limit_in_a_header_covers_the_arrival_of_the_body(text: Mod
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_a_deadline_before_the_first_token_is_408(text: ModelText, is_streamed: bool) -> None:
     dispatcher = ScriptedDispatcher([asyncio.Event()])
-    async with served(text, dispatcher) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
-        reply = await http.post(CHAT, json=_chat(timeout_s=0.05, stream=is_streamed))
-        await asyncio.wait_for(dispatcher.closed.wait(), 5)
+    async with served(text, dispatcher) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        asking = asyncio.create_task(http.post(CHAT, json=_chat(timeout_s=30, stream=is_streamed)))
+        while not dispatcher.n_open:
+            await asyncio.sleep(0)
+        let_pass(30)
+        reply = await asking
+        await asyncio.wait_for(dispatcher.closed.wait(), 60)
     assert (reply.status_code, reply.json()["error"]["code"]) == (408, "deadline_exceeded")
 
 
