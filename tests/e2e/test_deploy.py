@@ -19,7 +19,7 @@ from started_ray import StartedRay, started
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 POOL = "loaves"
-APPLY_TIMEOUT_S = 60.0
+APPLY_TIMEOUT_S = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, command, free_port, gone, running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 N_TOKENS = 40
 SCRIPT = {

@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from servers import STOP_TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FREE_TIMEOUT_S = 10.0
 SPANS_TIMEOUT_S = 60.0  # exporters send every 5 s
