@@ -44,17 +44,17 @@ check: $(STAMP)
 # The second part runs whatever the first has found.
 define pytest
 	@status=0; \
-	  OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 $(addprefix --ignore=,$(RAY_TESTS)) -m $(1) || status=1; \
-	  $(BIN)/pytest $(RAY_TESTS) -m $(1) || status=1; \
+	  OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 $(addprefix --ignore=,$(RAY_TESTS)) $(1) || status=1; \
+	  $(BIN)/pytest $(RAY_TESTS) $(1) || status=1; \
 	  exit $$status
 endef
 
 test: check  ## Format, lint, types, layers and all tests but `slow` and `gpu`
-	$(call pytest,'not slow and not gpu')
+	$(call pytest,-m 'not slow and not gpu')
 
 test-all: PYTHONS := 3.11 3.12 3.13
-test-all: check  ## As `test`, with the slow tests and all versions of Python
-	$(call pytest,'not gpu')
+test-all: check  ## As `test`, with the slow tests, other random examples and all versions of Python
+	$(call pytest,-m 'not gpu' --hypothesis-profile=others)
 
 format: $(STAMP)  ## Format the code and mend what can be mended
 	$(BIN)/ruff format $(SOURCES)

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -16,6 +17,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # What a shell starts in the background ignores Ctrl-C, and so would whatever tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same examples each time, and as long for one as it takes: else a change fails by an example that it has
+# nothing to do with, or because cores were busy for 0.2 s. `make test-all` looks for others.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("others", settings.get_profile("same"), derandomize=False, print_blob=True)
+settings.load_profile("same")
 
 
 # Files whose tests compile kernels for the CPU. One process compiles each once; two at once would do it twice,

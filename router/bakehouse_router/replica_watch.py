@@ -24,13 +24,17 @@ class ReplicaWatch:
     """Asks from `start` to `close`, once a period."""
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Answers]], *, period_s: float, nobody_serves_s: float = NOBODY_SERVES_S
+        self,
+        ask: Callable[[], Awaitable[Answers]],
+        *,
+        period_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ask = ask
         self._period_s = period_s
-        self._nobody_serves_s = nobody_serves_s
+        self._clock = clock
         self._answers: dict[str, tuple[ReplicaStatus, float]] = {}
-        self._served_at_s = time.monotonic()
+        self._served_at_s = clock()
         self._refresher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -61,8 +65,8 @@ class ReplicaWatch:
         waiting = asyncio.ensure_future(coming)
         try:
             while not (await asyncio.wait({waiting}, timeout=self._period_s))[0]:
-                silent_s = time.monotonic() - self._served_at_s
-                if silent_s > self._nobody_serves_s:
+                silent_s = self._clock() - self._served_at_s
+                if silent_s > NOBODY_SERVES_S:
                     raise Unavailable(f"no replica has served for {silent_s:.0f} s; request {request.request_id}")
             return waiting.result()
         finally:
@@ -70,7 +74,7 @@ class ReplicaWatch:
 
     async def _refresh_for_ever(self) -> None:
         while True:
-            now = time.monotonic()
+            now = self._clock()
             for status in (await self._ask()).statuses:
                 self._answers[status.card.replica_id] = (status, now)
             self._answers = {

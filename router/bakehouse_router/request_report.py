@@ -33,8 +33,8 @@ class RequestReport:
     """A request that is over. Moments are `time.monotonic`'s.
 
     `outcome`: `complete`, `cancelled` where the client left, else the error's code. `call` None: it could not be
-    understood. `usage` None: nothing was started for it. `cost` None: no replica has told. `queued_at`: when it got
-    its place in the gateway's queue. `texts` of the choices, where they are kept.
+    understood. `usage` None: nothing was started for it. `cost` None: no replica has told. `queued_at`: when it
+    got its place in the gateway's queue. `texts` of the choices, where they are kept.
     """
 
     request_id: str

@@ -5,14 +5,15 @@ The simple form: each token of each request costs what a message costs, 1.2 ms o
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from bakehouse_replica.core.errors import BakehouseError
 from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Call, ReplicaCalls
-from bakehouse_router.replica_watch import NOBODY_SERVES_S, ReplicaWatch
+from bakehouse_router.replica_watch import ReplicaWatch
 
 # After a request's last delivery its call ends by itself within milliseconds.
 END_TIMEOUT_S = 0.1
@@ -22,12 +23,14 @@ class StreamingClient:
     """Requests by a streaming call each."""
 
     def __init__(
-        self, calls: ReplicaCalls, *, status_period_s: float, nobody_serves_s: float = NOBODY_SERVES_S
+        self,
+        calls: ReplicaCalls,
+        *,
+        status_period_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = calls
-        self._watch = ReplicaWatch(
-            lambda: calls.ask_all(None), period_s=status_period_s, nobody_serves_s=nobody_serves_s
-        )
+        self._watch = ReplicaWatch(lambda: calls.ask_all(None), period_s=status_period_s, clock=clock)
 
     def start(self) -> None:
         """Begin to watch the replicas; needs a running event loop."""

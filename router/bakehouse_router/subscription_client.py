@@ -5,7 +5,8 @@ and of the replica's loss. It ends when the request has ended there.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from bakehouse_replica.core.errors import EngineDead
 from bakehouse_replica.core.step_message import Receipt
@@ -13,7 +14,7 @@ from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Cost, Delivery, ReplicaStatus, Request
 
 from bakehouse_router.replica_calls import Answers, Call, ReplicaCalls
-from bakehouse_router.replica_watch import NOBODY_SERVES_S, ReplicaWatch
+from bakehouse_router.replica_watch import ReplicaWatch
 from bakehouse_router.streaming_client import END_TIMEOUT_S
 from bakehouse_router.subscription import Pay, Receiver, Subscriptions
 
@@ -30,13 +31,13 @@ class SubscriptionClient:
         calls: ReplicaCalls,
         *,
         status_period_s: float,
-        nobody_serves_s: float = NOBODY_SERVES_S,
+        clock: Callable[[], float] = time.monotonic,
         pay: Pay = _pay_nobody,
     ) -> None:
         """`pay` gets the tenant and the cost of each request that is closed before its end, when that is known."""
         self._calls = calls
         self._subscriptions = Subscriptions(calls.subscribe, pay)
-        self._watch = ReplicaWatch(self._ask, period_s=status_period_s, nobody_serves_s=nobody_serves_s)
+        self._watch = ReplicaWatch(self._ask, period_s=status_period_s, clock=clock)
 
     def start(self) -> None:
         """Begin to watch the replicas and to subscribe to them; needs a running event loop."""

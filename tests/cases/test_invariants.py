@@ -11,7 +11,7 @@ import pytest
 from answers import CHAT, COMPLETIONS, Answer, Json, ask, opened
 from bakehouse_replica.core.types import StepPlan
 from bakehouse_replica.settings import ReplicaSettings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Piece, ScriptedServer, scripted_server, vocabulary
 
@@ -28,7 +28,7 @@ def trimmed(text: str, stops: list[str]) -> tuple[str, str]:
 
 
 # Several texts for one server: it takes longer to start than to answer.
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     cases=st.lists(st.tuples(st.lists(BYTES, max_size=14), STOPS), min_size=8, max_size=8),
     tokens_per_step=st.sampled_from([1, 2, 5]),
@@ -124,7 +124,7 @@ def test_i3_any_body_gets_an_answer_or_a_clear_refusal_and_neighbours_never_noti
                 reply = await server.http.post(path, content=body)
                 return reply.status_code, reply.text, await stream.rest()
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150)
         @given(BODIES)
         def check(drawn: tuple[tuple[str, Json], Json]) -> None:
             (path, valid), changes = drawn
@@ -140,7 +140,7 @@ def test_i3_any_body_gets_an_answer_or_a_clear_refusal_and_neighbours_never_noti
         check()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from([None, 3]))
 def test_i5_every_choice_ends_exactly_once_whatever_ends_it(seed: int, raise_at: int | None) -> None:
     random = Random(seed)

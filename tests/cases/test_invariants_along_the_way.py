@@ -30,7 +30,7 @@ async def chunks_of(server: ScriptedServer, body: Json) -> list[tuple[str, list[
     ]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     cases=st.lists(st.tuples(st.lists(BYTES, max_size=14), STOPS, st.booleans()), min_size=8, max_size=8),
     tokens_per_step=st.sampled_from([1, 2, 5]),
@@ -74,7 +74,7 @@ def test_i1_the_ids_so_far_are_always_exactly_those_of_the_text_so_far(
     asyncio.run(check())
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32))
 def test_i4_blocks_add_up_in_every_step_while_clients_come_and_go(seed: int) -> None:
     random = Random(seed)

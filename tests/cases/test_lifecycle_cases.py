@@ -339,11 +339,16 @@ async def test_c62_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     n_long, n_short = 131_072, 10
     script = ENDLESS | {"max_model_len": n_long + 1000}
     replica = ReplicaSettings(max_step_tokens=512, max_prefill_tokens=512, hash_key=b"key")
-    async with scripted_server(script, replica=replica) as server:
+    gate = Gate(2)
+    async with scripted_server(script, replica=replica, before_step=gate.before_step) as server:
         long = asyncio.create_task(ask(server.http, completion(prompt=[1] * n_long, max_tokens=1)))
         await until(lambda: len(server.plans) >= 2)
-        short = await ask(server.http, completion(prompt=[2] * n_short, max_tokens=1))
+        asked = asyncio.create_task(ask(server.http, completion(prompt=[2] * n_short, max_tokens=1)))
+        await until(lambda: server.client.n_open == 2)
+        gate.allow(5)
+        short = await asked
         is_still_running = not long.done()
+        gate.open()
         assert (await long).count("completion_tokens") == 1
         first = steps_of(server.plans, lambda chunk: chunk.token_ids[:1] == (2,))
         last = steps_of(server.plans, lambda chunk: chunk.token_ids[:1] == (1,))

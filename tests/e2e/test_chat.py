@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 200.0
 SCRIPT = {
     "pieces": ["</s>", "bread", " and", " salt", " \x1b[2J"],
     "eos": 0,

@@ -31,7 +31,7 @@ POOLS = (
     "config.replica.pools={loaves,rolls}",
     "config.gateway.pools={loaves}",
 )
-APPLY_TIMEOUT_S = 60.0
+APPLY_TIMEOUT_S = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from servers import STOP_TIMEOUT_S, gone, running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 N_TOKENS = 160
 SCRIPT = {

@@ -50,5 +50,5 @@ def test_no_request_that_a_fuzzer_makes_is_answered_by_a_server_error(server: Se
     print(cases)
     assert cases["generated"] >= MIN_CASES
     assert cases["with_failures"] == cases["errored"] == 0
-    health = httpx.get(f"{server.url}/health").json()
+    health = httpx.get(f"{server.url}/health", timeout=60).json()
     assert [replica["load"]["n_held_blocks"] for replica in health["replicas"]] == [0]

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-RUN_TIMEOUT_S = 120
+RUN_TIMEOUT_S = 180
 
 
 def generate(input_path: Path, output_path: Path) -> subprocess.CompletedProcess[str]:

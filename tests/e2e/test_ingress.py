@@ -14,13 +14,14 @@ import pytest
 from collector import Collector, collecting
 from servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, command, free_port, gone, running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 N_TOKENS = 40
 SPANS_TIMEOUT_S = 30.0  # they are sent every 5 s
 SCRIPT = {
     "pieces": ["</s>", "bread"],
     "eos": 0,
+    "replies": [{"when": "tell", "pieces": ["bread"] * 50 * N_TOKENS}],  # takes 40 s
     "default": {"pieces": ["bread"] * N_TOKENS},
     "step_ms": 20,
 }
@@ -45,7 +46,9 @@ def behind(
     with running(folder / "log", *model, "--config", str(path), "--ingress", *way) as server:
         # `running` has heard from one of them; a new connection may reach the other.
         wait_until(
-            lambda: all(httpx.get(f"{server.url}/ready").is_success for _ in range(8)), 30, "both gateways serve"
+            lambda: all(httpx.get(f"{server.url}/ready", timeout=60).is_success for _ in range(8)),
+            30,
+            "both gateways serve",
         )
         yield server
 
@@ -65,7 +68,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, model: list[str], collecto
 
 
 def n_running(server: Server) -> int:
-    replicas = httpx.get(f"{server.url}/health").json()["replicas"]
+    replicas = httpx.get(f"{server.url}/health", timeout=60).json()["replicas"]
     return sum(int(replica["load"]["n_running"]) for replica in replicas)
 
 
@@ -140,8 +143,9 @@ def assert_streams_cancels_and_drains(server: Server) -> None:
     assert answer.headers.get_list("x-request-id") == ["loaf-1"]
     texts = [choice["text"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
     assert ("".join(texts), lines[-1]) == ("bread" * N_TOKENS, "[DONE]")
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"n": 4}, timeout=60) as answer:
-        next(answer.iter_lines())
+    long = BODY | {"prompt": "tell", "n": 4, "max_tokens": 50 * N_TOKENS}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=60):
+        wait_until(lambda: n_running(server) == 4, 30, "a long request runs")
     wait_until(lambda: n_running(server) == 0, 10, "the request of a client that went is cancelled")
     os.killpg(server.process.pid, signal.SIGINT)
     assert server.process.wait(STOP_TIMEOUT_S) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers import Server, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TASKS = Path(__file__).parent / "lm_eval"
 RUN_TIMEOUT_S = 300

@@ -63,6 +63,7 @@ async def test_a_full_queue_refuses_the_next_request() -> None:
     gate = Gate()
     async with engine_with(gate.before_step, max_waiting_requests=1) as engine:
         streams = [asyncio.create_task(collect(engine, request(f"{k}", n=8))) for k in range(9)]
+        await asyncio.sleep(0)  # all have been handed over
         gate.open()
         done = await asyncio.gather(*streams, return_exceptions=True)
     assert any(isinstance(outcome, Overloaded) for outcome in done)

@@ -84,5 +84,5 @@ async def test_closing_the_deltas_cancels_the_call(text: ModelText) -> None:
     deltas = stream_deltas(gateway, "completion", fields, origin=Origin())
     await anext(deltas)
     await deltas.aclose()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await dispatcher.closed.wait()

@@ -59,7 +59,7 @@ async def test_c26_what_overflows_a_stack_or_takes_too_much_memory_ends_alone() 
     sandbox = GrammarSandbox(small_vocabulary())
     *broken, wrong = await asyncio.gather(
         sandbox.find_fault(REFERENCES, MOST),
-        sandbox.find_fault(ENDLESS, Bounds(compute_s=60.0, n_bytes=32 * 1024**2)),
+        sandbox.find_fault(ENDLESS, Bounds(compute_s=600.0, n_bytes=16 * 1024**2)),  # within about 1 s
         sandbox.find_fault(regex("ok"), MOST),
         sandbox.find_fault(regex("(a"), MOST),
     )

@@ -468,7 +468,7 @@ async def test_a_cancelled_call_frees_its_blocks(text: ModelText) -> None:
             for _ in range(n_read):
                 await call.read()
             call.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await engine.statuses())[0].load.n_held_blocks:
                 await asyncio.sleep(0)
 

@@ -120,7 +120,7 @@ async def test_a_cancel_while_a_message_is_being_sent_cancels_the_call(n_read: i
         call = InferenceStub(channel).Generate(pb.GenerateRequest())
         for _ in range(n_read):
             await call.read()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not gateway.requests:
                 await asyncio.sleep(TICK_S)
             await asyncio.sleep(10 * TICK_S)  # the client reads no more, so the server is stuck in sending
@@ -133,7 +133,7 @@ async def test_a_client_that_disappears_cancels_the_call() -> None:
     async with behind_serve(gateway) as channel:
         await InferenceStub(channel).Generate(pb.GenerateRequest()).read()
         await channel.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await gateway.is_cancelled.wait()
 
 
@@ -161,13 +161,13 @@ async def watch(channel: grpc.aio.Channel) -> AsyncGenerator[HealthCheckResponse
 async def test_a_watch_tells_every_change_and_ends_when_the_gateway_drains() -> None:
     serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
     gateway = Gateway(healths=[serving, serving, not_serving, not_serving, serving])
-    async with behind_serve(gateway) as channel, asyncio.timeout(10):
+    async with behind_serve(gateway) as channel, asyncio.timeout(60):
         told = [status async for status in watch(channel)]
     assert told == [serving, not_serving, serving, not_serving]
 
 
 async def test_a_watch_of_an_unknown_service_says_so_and_goes_on() -> None:
     gateway = Gateway(healths=[grpc.StatusCode.NOT_FOUND, HealthCheckResponse.SERVING])
-    async with behind_serve(gateway) as channel, asyncio.timeout(10), aclosing(watch(channel)) as statuses:
+    async with behind_serve(gateway) as channel, asyncio.timeout(60), aclosing(watch(channel)) as statuses:
         told = [await anext(statuses) for _ in range(2)]
     assert told == [HealthCheckResponse.SERVICE_UNKNOWN, HealthCheckResponse.SERVING]

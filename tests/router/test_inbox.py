@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from bakehouse_router.inbox import Inbox
+from virtual_time import in_virtual_time
 
 NEVER_S = 3600.0
 
@@ -20,23 +21,24 @@ async def test_an_item_ends_a_wait() -> None:
     taking = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     inbox.put(1)
-    assert await asyncio.wait_for(taking, 5) == [1]
+    assert await asyncio.wait_for(taking, 60) == [1]
     inbox.close()
 
 
+@in_virtual_time
 async def test_a_pause_counts_from_the_last_wait_on() -> None:
     """The timer of the first wait is due while the second one is on, and must not end it."""
     loop = asyncio.get_running_loop()
-    inbox: Inbox[int] = Inbox(0.05)
+    inbox: Inbox[int] = Inbox(5.0)
     taking = asyncio.create_task(inbox.take())
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(3.0)
     inbox.put(1)
-    await taking
-    begun_at = loop.time()
-    assert await asyncio.wait_for(inbox.take(), 5) == []
-    assert loop.time() - begun_at >= 0.05
+    assert await taking == [1]
+    assert await inbox.take() == []
+    assert loop.time() == pytest.approx(3.0 + 5.0)
 
 
+@in_virtual_time
 async def test_a_moment_before_the_pause_ends_the_wait() -> None:
     loop = asyncio.get_running_loop()
     inbox: Inbox[int] = Inbox(NEVER_S)
@@ -44,8 +46,10 @@ async def test_a_moment_before_the_pause_ends_the_wait() -> None:
     await asyncio.sleep(0)
     inbox.put(1)
     await taking
-    assert await asyncio.wait_for(inbox.take(until=loop.time() + 0.01), 5) == []
-    assert await asyncio.wait_for(inbox.take(until=loop.time() - 1), 5) == []  # has passed already
+    assert await inbox.take(until=2.0) == []
+    assert loop.time() == pytest.approx(2.0)
+    assert await inbox.take(until=1.0) == []  # has passed already
+    assert loop.time() == pytest.approx(2.0)
     inbox.close()
 
 

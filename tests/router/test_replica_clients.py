@@ -12,11 +12,13 @@ from bakehouse_replica.core.types import Delivery, FailureKind, FinishReason, Re
 from bakehouse_router.client import ReplicaClient
 from bakehouse_router.dispatch import Dispatcher
 from bakehouse_router.replica_calls import ReplicaCalls
+from bakehouse_router.replica_watch import NOBODY_SERVES_S
 from bakehouse_router.streaming_client import StreamingClient
 from bakehouse_router.subscription_client import SubscriptionClient
 from engines import WAIT_S, Gate, collect, engine_with, ids_of, request
 from local_calls import KILLED, LocalCalls, LocalReplica
 
+pytestmark = pytest.mark.timeout(120)  # most wait without a limit of their own
 PERIOD_S = 0.01
 Client = StreamingClient | SubscriptionClient
 MakeClient = Callable[..., Client]
@@ -26,12 +28,11 @@ MakeClient = Callable[..., Client]
 async def make_client(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
     clients: list[Client] = []
 
-    def make(calls: ReplicaCalls, **options: float) -> Client:
+    def make(calls: ReplicaCalls, **options: Callable[[], float]) -> Client:
         clients.append(request.param(calls, status_period_s=PERIOD_S, **options))
         return clients[-1]
 
-    async with asyncio.timeout(WAIT_S):
-        yield make
+    yield make
     for client in clients:
         await client.close()
 
@@ -145,12 +146,16 @@ async def test_cancelling_whoever_waits_for_the_first_token_cancels_the_request(
 async def test_refusals_are_raised_as_they_are(make_client: MakeClient) -> None:
     gate = Gate()
     async with engine_with(gate.before_step, max_waiting_requests=1) as engine:
-        calls = LocalCalls(LocalReplica(engine))
+        replica = LocalReplica(engine)
+        calls = LocalCalls(replica)
         client = make_client(calls)
         await settled(client, calls)
         with pytest.raises(InvalidRequest, match="token id 1000"):
             await collected(client, request("wrong", prompt=(1000,)))
         crowd = [asyncio.ensure_future(collected(client, request(f"{k}", n=8))) for k in range(9)]
+        while len(replica.requests) < 1 + 9:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # their calls have begun
         gate.open()
         done = await asyncio.gather(*crowd, return_exceptions=True)
     assert any(isinstance(outcome, Overloaded) for outcome in done)
@@ -231,15 +236,18 @@ async def test_a_request_does_not_wait_for_ever_for_somebody_to_serve(make_clien
     async with engine_with(gate.before_step) as engine:
         replica = LocalReplica(engine)
         calls = LocalCalls(replica)
-        client = make_client(calls, nobody_serves_s=0.05)
+        now = [0.0]
+        client = make_client(calls, clock=lambda: now[0])
         await settled(client, calls)
         waiting = asyncio.ensure_future(collected(client, request("a")))
-        await asyncio.sleep(0.2)
+        for _ in range(5):
+            now[0] += NOBODY_SERVES_S / 3
+            await settled_again(calls)
         assert not waiting.done(), "somebody serves"
         calls.is_cut_off = True
-        with pytest.raises(Unavailable, match="no replica has served for"):
-            await collected(make_client(LocalCalls(replica), nobody_serves_s=0.05), request("b"))
-        waiting.cancel()
+        now[0] += NOBODY_SERVES_S + 2
+        with pytest.raises(Unavailable, match="no replica has served for 12 s"):
+            await waiting
         gate.open()
 
 
@@ -304,8 +312,7 @@ async def test_nothing_is_left_behind(make_client: MakeClient) -> None:
         gate.open()
         await collected(client, request("b"))
         await client.close()
-        await asyncio.sleep(PERIOD_S)
         del stream
+        while len(asyncio.all_tasks()) > 1:  # this one
+            await asyncio.sleep(PERIOD_S)
         gc.collect()  # an exception that nobody has asked for would be reported now
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert left == []

@@ -1,24 +1,19 @@
 """Deltas by subscription: by which way they come, what breaks with it and what does not, and who notices."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from bakehouse_replica.core.errors import EngineDead, Unavailable
 from bakehouse_replica.core.step_message import Receipt, ReturnAddress, Subscribe
 from bakehouse_replica.core.types import Delivery, Request, TokenDelta
+from bakehouse_router import subscription_client
 from bakehouse_router.subscription_client import SubscriptionClient
 from engines import WAIT_S, Gate, engine_with, ids_of, request
 from local_calls import LocalCall, LocalCalls, LocalReplica, cut_short
 
+pytestmark = pytest.mark.timeout(120)  # most wait without a limit of their own
 PERIOD_S = 0.01
 LOST = "the connection was lost by a test"
-
-
-@pytest.fixture(autouse=True)
-async def _in_time() -> AsyncIterator[None]:
-    async with asyncio.timeout(WAIT_S):
-        yield
 
 
 async def subscribed(*replicas: LocalReplica) -> tuple[SubscriptionClient, LocalCalls]:
@@ -102,7 +97,8 @@ async def test_the_last_message_may_arrive_before_the_call_ends() -> None:
         await client.close()
 
 
-async def test_the_last_delivery_waits_for_the_end_of_the_call() -> None:
+async def test_the_last_delivery_waits_for_the_end_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_client, "END_TIMEOUT_S", WAIT_S)
     async with engine_with() as engine:
         replica = LocalReplica(engine)
         replica.ends_may_arrive.clear()
@@ -290,7 +286,7 @@ async def test_each_gateway_gets_its_own_requests() -> None:
 async def test_a_gateway_that_is_killed_leaves_no_request_and_no_subscription_behind() -> None:
     gate = Gate()
     async with engine_with(gate.before_step) as engine:
-        replica = LocalReplica(engine, silent_s=0.1)
+        replica = LocalReplica(engine, silent_s=2.0)  # for longer no machine stops this loop, by which one speaks
         killed, calls = await subscribed(replica)
         alive, _ = await subscribed(replica)
         lost = asyncio.ensure_future(anext(killed.generate(request("lost", max_tokens=150))))

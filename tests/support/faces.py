@@ -23,7 +23,7 @@ class Faces:
     collector: Collector | None = None
 
     def n_held_blocks(self) -> int:
-        replicas = httpx.get(f"{self.url}/health").json()["replicas"]
+        replicas = httpx.get(f"{self.url}/health", timeout=60).json()["replicas"]
         return sum(int(replica["load"]["n_held_blocks"]) for replica in replicas)
 
 

@@ -16,7 +16,7 @@ import yaml
 from servers import Server, command, free_port, wait_until
 
 DISCOVERY_FILE = "prom_metrics_service_discovery.json"  # Ray writes it some 15 s after its start
-START_S = 60.0
+START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from gateways import served
 
 MODEL = "scripted"
 EOS = "</s>"
-WAIT_S = 20.0
+WAIT_S = 60.0
 POLL_S = 0.002
 SETTINGS = GatewaySettings(served_name=MODEL)
 

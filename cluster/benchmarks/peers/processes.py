@@ -20,6 +20,8 @@ _START_S = 400.0
 _POLL_S = 0.25
 # Ours lets running requests end and then removes Ray.
 _END_S = 30.0
+# Between kill and disappearance; one that init does not wait for never disappears.
+_KILL_S = 3.0
 # Time of guests stands in user and nice as well.
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")
 
@@ -111,13 +113,14 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log_path: Path
 def _end(process: subprocess.Popen[bytes]) -> None:
     # Taken first: afterwards they are nobody's children.
     family = _family(process.pid)
-    for name in (signal.SIGTERM, signal.SIGKILL):
-        # To the leader alone at first, for it to end its own in order.
-        targets = family[:1] if name is signal.SIGTERM else family
-        for one in targets:
-            with suppress(psutil.NoSuchProcess):
-                one.send_signal(name)
-        _, family = psutil.wait_procs(family, timeout=_END_S)
+    # The leader alone at first, for it to end its own in order; then those that it has left.
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(family, timeout=_KILL_S)
     process.wait()
     # What it left behind when it ended by itself.
     with suppress(ProcessLookupError):

@@ -46,7 +46,7 @@ class Ends:
         self._outbox += self.ended(sequence, sequence.ends(reason, failure))
 
     def ended(self, sequence: Sequence, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """Forgets a sequence that ends with these deltas; the last one of its request tells its story and its cost.
+        """Forgets a sequence that ends with these deltas; the last one of its request tells its story and cost.
 
         The request is remembered then.
         """

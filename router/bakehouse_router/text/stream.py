@@ -60,9 +60,9 @@ class _TokenBorders:
         offset = self._first_offset + self._n_decoded
         self._unfinished.append(OutputToken(token_id=token_id, text_offset=offset, logprob=logprob))
 
-    def part(self) -> None:
-        """The tokens so far end with a character that the next one breaks off: a replacement, once decoded."""
-        self._finish_all(self._n_decoded + 1)
+    def part(self, n_replacements: int) -> None:
+        """The tokens so far end with a character that the next one breaks off: replacements, once decoded."""
+        self._finish_all(self._n_decoded + n_replacements)
 
     def advance(self, *, n_decoded: int, is_whole: bool, text: str) -> str:
         """The text to release after a token that brought `n_decoded` characters.
@@ -190,7 +190,8 @@ class TextStream:
             return self._match(self._decode(piece))
         unfinished = self._decoder.getstate()[0]
         if unfinished and not _goes_on(unfinished, piece[:1]):
-            self._borders.part()
+            # One replacement, or two: those of half a surrogate pair wait as if a third byte could mend them.
+            self._borders.part(len(unfinished.decode("utf-8", "replace")))
         self._borders.add(token_id, logprob)
         decoded = self._decode(piece)
         text = self._match(decoded)

@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-from bakehouse_cluster.bench.connection import ConnectionPool
+from bakehouse_cluster.bench.connection import ConnectionPool, Reader
 from bakehouse_cluster.bench.records import Outcome, Record
+from bakehouse_cluster.bench.reply import ReplyReader
 from bakehouse_cluster.bench.sending import Sendable, Sender, closed_loop, open_loop
 from raw_http import HEAD, LAST_CHUNK, RawServer, Script, chunk, raw_server, refusal, stream
+from scripted import until
 
 WAIT_S = 20.0
 TWO_TOKENS = (
@@ -56,15 +58,32 @@ async def test_an_answer_in_single_bytes_is_the_same() -> None:
     assert (record.n_input, record.n_output, len(record.frame_s)) == (7, 2, 2)
 
 
+class WatchedPool(ConnectionPool):
+    """Shows how much of the last reply has been read."""
+
+    reader: ReplyReader | None = None
+
+    @property
+    def n_frames(self) -> int:
+        return 0 if self.reader is None else len(self.reader.frame_s)
+
+    async def exchange(self, request: bytes, reader: Reader) -> None:
+        assert isinstance(reader, ReplyReader)
+        self.reader = reader
+        await super().exchange(request, reader)
+
+
 async def test_times_are_those_at_which_the_frames_came() -> None:
     second = asyncio.Event()
     frames = [chunk(f"data: {event}\n\n".encode()) for event in TWO_TOKENS]
-    async with sender_to([HEAD, frames[0], second, *frames[1:], LAST_CHUNK]) as (sender, _):
-        sent = asyncio.create_task(sender.send(sendable(), time.perf_counter()))
-        await asyncio.sleep(0.05)
+    async with raw_server([HEAD, frames[0], second, *frames[1:], LAST_CHUNK]) as server:
+        pool = WatchedPool(server.url)
+        sent = asyncio.create_task(Sender(pool, timeout_s=WAIT_S).send(sendable(), time.perf_counter()))
+        await until(lambda: pool.n_frames == 1)
         released_s = time.perf_counter()
         second.set()
         record = await sent
+        pool.close()
     assert record.frame_s[0] < released_s <= record.frame_s[1]
     assert record.gaps_s == (record.frame_s[1] - record.frame_s[0],)
 

@@ -23,10 +23,10 @@ from bakehouse_replica.core.errors import Unavailable
 from ray._private import services
 from servers import STOP_TIMEOUT_S, Server, running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-FREE_TIMEOUT_S = 5.0
-REFUSAL_TIMEOUT_S = 5.0  # of an address that says at once that it is wrong
+FREE_TIMEOUT_S = 10.0
+REFUSAL_TIMEOUT_S = 9.0  # of an address that says at once that it is wrong: in less than one that says nothing has
 UNREACHED_TIMEOUT_S = 20.0
 
 Seen = dict[str, object]
@@ -34,9 +34,8 @@ Seen = dict[str, object]
 
 def told(server: Server, pattern: str) -> str:
     """What the server has announced."""
-    wait_until(lambda: re.search(pattern, server.log.read_text()) is not None, 10, f"{pattern} announced")
     found = re.search(pattern, server.log.read_text())
-    assert found is not None, "waited for it"
+    assert found is not None, server.log.read_text()
     return found[1]
 
 
@@ -137,7 +136,7 @@ def test_calls_that_are_broken_off_leave_no_block_held(seen: dict[str, Seen], se
     assert cast("list[object]", seen["broken_off"]["cancelled"])[0] == "CancelledError"
 
     def n_held_blocks() -> int:
-        replicas = httpx.get(f"{server.url}/health").json()["replicas"]
+        replicas = httpx.get(f"{server.url}/health", timeout=60).json()["replicas"]
         return sum(int(replica["load"]["n_held_blocks"]) for replica in replicas)
 
     wait_until(lambda: n_held_blocks() == 0, FREE_TIMEOUT_S, "blocks free")

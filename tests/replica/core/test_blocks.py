@@ -186,7 +186,7 @@ def test_the_audit_sees_a_hold_that_no_table_has() -> None:
 PROMPTS = st.lists(st.integers(0, 1), min_size=2, max_size=10)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(PROMPTS, st.integers(0, 5)), max_size=40))
 def test_the_rules_hold_under_random_use(uses: list[tuple[list[int], int]]) -> None:
     pool = make_pool(12)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bakehouse_replica.core.step_message import pack, unpack
 from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta, TokenLogprob, Usage
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 COUNTS = st.integers(0, 2**31)
@@ -31,7 +31,6 @@ DELTAS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # busy cores
 @given(st.dictionaries(COUNTS, DELTAS, max_size=5))
 def test_deltas_arrive_as_they_left(deltas: dict[int, TokenDelta]) -> None:
     arrived = pickle.loads(pickle.dumps(pack(deltas.items())))

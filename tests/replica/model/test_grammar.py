@@ -66,7 +66,7 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_c41_what_may_follow_depends_on_the_output_alone(data: st.DataObject) -> None:
     """Whatever was asked before, of whichever sequence, in whichever order: as preemption, forks, resumption and
@@ -84,7 +84,7 @@ def test_c41_what_may_follow_depends_on_the_output_alone(data: st.DataObject) ->
         assert allowed_ids(here) == allowed, "asking what a token would complete changes nothing"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000))
 def test_a_complete_output_matches(seed: int) -> None:
     output_ids = list(walk(small_store(), OBJECT, Random(seed), max_tokens=400))

@@ -13,10 +13,12 @@ from bakehouse_replica.engine import Engine
 from bakehouse_router.api.http import build_api
 from bakehouse_router.gateway import Gateway
 from bakehouse_router.text.model_text import ModelText
+from engines import WAIT_S, Gate
 from gateways import MODEL, ScriptedDispatcher, fake_engine, served, settings, status, tiny_card
 
 CHAT = "/v1/chat/completions"
 WITHIN_S = 0.5
+STEP_S = 0.01
 
 Fields = dict[str, object]
 
@@ -141,48 +143,43 @@ async def _n_held(engine: Engine) -> int:
     return replica.load.n_held_blocks
 
 
-async def _wait_until_held(engine: Engine) -> None:
-    """The engine tells its load every 50 ms: without this, "free" might be from before the request."""
-    async with asyncio.timeout(10):
-        while not await _n_held(engine):
-            await asyncio.sleep(0.01)
+async def _steps_until(engine: Engine, gate: Gate, *, is_held: bool) -> int:
+    """How many steps it takes until the engine tells that it holds blocks, or none. It makes one every 10 ms.
 
-
-async def _wait_until_free(engine: Engine) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while await _n_held(engine):
-            await asyncio.sleep(0.01)
-
-
-class _Pace:
-    """Slows an engine down to a step each 10 ms, so that a request lasts for seconds."""
-
-    def __init__(self) -> None:
-        self._tick = threading.Event()
-
-    def __call__(self, plan: StepPlan) -> None:
-        self._tick.wait(0.01)
+    So 50 of them are 500 ms, and more where a machine is too busy for that: then this loop is, too, which hears of
+    clients that go.
+    """
+    n_before = gate.n_steps
+    async with asyncio.timeout(WAIT_S):
+        while (await _n_held(engine) > 0) != is_held:
+            gate.allow(1)
+            await asyncio.sleep(STEP_S)
+    return gate.n_steps - n_before
 
 
 async def test_c45_blocks_are_free_within_500_ms_of_a_stream_being_dropped(text: ModelText) -> None:
-    async with fake_engine(before_step=_Pace()) as engine, _client(text, engine) as client:
+    gate = Gate(1)
+    async with fake_engine(before_step=gate.before_step) as engine, _client(text, engine) as client:
         body = _chat(stream=True, max_tokens=400, ignore_eos=True)
         async with client.stream("POST", CHAT, json=body) as reply:
             lines = reply.aiter_lines()  # dropping this iterator would drop the connection
             async for line in lines:
                 if "content" in line:
                     break
-            await _wait_until_held(engine)
-        await _wait_until_free(engine)
+            await _steps_until(engine, gate, is_held=True)
+        assert await _steps_until(engine, gate, is_held=False) * STEP_S <= WITHIN_S
+        gate.open()
 
 
 async def test_c45_blocks_are_free_within_500_ms_of_a_waiting_client_being_gone(text: ModelText) -> None:
-    async with fake_engine(before_step=_Pace()) as engine, _client(text, engine) as client:
+    gate = Gate()
+    async with fake_engine(before_step=gate.before_step) as engine, _client(text, engine) as client:
         request = asyncio.create_task(client.post(CHAT, json=_chat(max_tokens=400, ignore_eos=True)))
-        await _wait_until_held(engine)
+        await _steps_until(engine, gate, is_held=True)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-        await _wait_until_free(engine)
+        assert await _steps_until(engine, gate, is_held=False) * STEP_S <= WITHIN_S
+        gate.open()
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -193,21 +190,20 @@ async def test_a_client_that_goes_before_the_first_token_cancels_its_request(
     dispatcher.script = [never]
     async with _client(text, dispatcher) as client:
         request = asyncio.create_task(client.post(CHAT, json=_chat(stream=is_streamed)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not dispatcher.n_open:
-                await asyncio.sleep(0.01)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-        await asyncio.wait_for(dispatcher.closed.wait(), WITHIN_S)
+                await asyncio.sleep(STEP_S)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            await dispatcher.closed.wait()
     assert dispatcher.n_open == 0
 
 
 async def test_c48_an_engine_that_dies_turns_health_503_and_ends_open_streams(text: ModelText) -> None:
-    is_broken, pace = threading.Event(), _Pace()
+    is_broken = threading.Event()
 
     def break_when_told(plan: StepPlan) -> None:
-        pace(plan)
-        if is_broken.is_set():
+        if is_broken.wait(STEP_S):
             raise RuntimeError("the device is gone")
 
     async with (

@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_the_stream_and_cancels_the_request(text: Model
     dispatcher = ScriptedDispatcher(["Hi E", "ND and more", never])
     async with _client(text, dispatcher) as client:
         reply = await client.post(COMPLETIONS, json=_completion(stop=["END"], stream=False))
-        await asyncio.wait_for(dispatcher.closed.wait(), 5)
+        await asyncio.wait_for(dispatcher.closed.wait(), 60)
     assert dispatcher.n_open == 0
     body = reply.json()
     assert body["choices"][0]["text"] == "Hi "

@@ -139,7 +139,7 @@ async def test_c12_a_stop_inside_the_beginning_of_a_call_loses_nothing(tool_text
 async def test_a_choice_ends_once_its_only_call_is_whole(tool_text: ModelText) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     script: list[Step] = [CALL, asyncio.Event()]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         (choice,) = (await _whole(tool_text, script, tool_choice=named)).choices
         chunks = await _chunks(tool_text, script, tool_choice=named)
     assert choice.finish_reason == chunks[-1].choices[0].finish_reason == "tool_calls"

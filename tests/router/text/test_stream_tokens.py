@@ -59,6 +59,12 @@ def test_a_token_between_two_characters_that_are_not_whole_waits_with_all_of_its
     assert _tell(stream, [[0], [1], [2]]) == [("", []), ("\ufffd", [0]), ("d\u00e9", [1, 2]), ("", [])]
 
 
+def test_half_a_surrogate_pair_is_released_with_both_of_its_replacements() -> None:
+    stream = TextStream(Vocabulary({0: b"\xed", 1: b"\xbc", 2: b"\xc2", 3: b"\xa9"}, {}), reports_tokens=True)
+    told = _tell(stream, [[0], [1], [2], [3]])
+    assert told == [("", []), ("", []), ("\ufffd\ufffd", [0, 1]), ("\u00a9", [2, 3]), ("", [])]
+
+
 def test_tokens_that_share_characters_are_released_together() -> None:
     text = "\u00e9\u00fc".encode()
     stream = TextStream(Vocabulary({0: text[:1], 1: text[1:3], 2: text[3:]}, {}), reports_tokens=True)
@@ -93,12 +99,12 @@ def test_tokens_carry_their_log_probabilities() -> None:
 
 
 def test_c05_ten_thousand_half_characters_cost_linear_time_with_tokens_too() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     stream = TextStream(SENTENCEPIECE, stops=("\ufffdEND",), reports_tokens=True)
     told = _tell(stream, _one_by_one(byte_ids(b"\xf0") * 10_000))
     assert "".join(text for text, _ in told) == "\ufffd" * 10_000
     assert len(_released_ids(told)) == 10_000
-    assert time.perf_counter() - begun < 3.0  # measured: 0.05 s; quadratic would be minutes
+    assert time.process_time() - begun < 3.0  # measured: 0.05 s; quadratic would be minutes
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ def _chunks(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
     return [*chunks, token_ids]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases(), st.lists(st.integers(0, 5), max_size=12))
 def test_i1_text_and_count_are_the_same_for_every_cutting_with_and_without_tokens(
     case: _Case, sizes: list[int]
@@ -168,7 +174,7 @@ def test_i1_text_and_count_are_the_same_for_every_cutting_with_and_without_token
         assert _released_ids(told) == (case.token_ids[: cut.n_tokens] if reports_tokens else [])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases())
 def test_i1_ids_told_so_far_spell_the_text_so_far(case: _Case) -> None:
     stream, text, told = case.stream(reports_tokens=True), "", list[int]()
@@ -184,7 +190,7 @@ def test_i1_ids_told_so_far_spell_the_text_so_far(case: _Case) -> None:
         assert (text, told) == (case.spelled(told), case.token_ids)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_cases())
 def test_a_token_stands_after_the_characters_that_were_complete_before_it(case: _Case) -> None:
     stream = case.stream(reports_tokens=True)
