@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from bakehouse_replica.core.metric_table import (
     TENANT_BLOCK_SECONDS,
     TENANT_REQUESTS,
 )
+from bakehouse_replica.core.story import ToldStory
 from bakehouse_replica.core.types import Cost, Delivery, FinishReason, ReplicaStatus, Request, TokenDelta
 from bakehouse_replica.engine import Engine
 from bakehouse_router.api.http import build_api
@@ -237,6 +238,9 @@ class TwoReplicas:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         return (status(tiny_card()),)
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        return ()
 
     async def close(self) -> None: ...
 
