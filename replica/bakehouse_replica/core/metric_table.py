@@ -69,6 +69,7 @@ COMPLETE, CANCELLED, INTERNAL_ERROR = "complete", "cancelled", "internal_error"
 # The codes of errors as clients see them (`bakehouse_router.api.errors`).
 ERROR_CODES = (
     "model_not_found",
+    "request_not_found",
     "request_too_large",
     "context_length_exceeded",
     "invalid_request",
@@ -83,7 +84,7 @@ ERROR_CODES = (
 ROUTING_REASONS = ("only_one", "prefix", "load", "skipped_busy", "all_busy", "no_news")
 
 OUTCOMES = (COMPLETE, CANCELLED, *ERROR_CODES)
-# Of a gateway. With 17 series each, 4,352 in all.
+# Of a gateway. With 18 series each, 4,608 in all.
 MAX_TENANT_SERIES = 256
 OTHER_TENANTS = "other"
 
