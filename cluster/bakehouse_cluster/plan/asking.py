@@ -11,6 +11,8 @@ from bakehouse_replica.core.types import Request
 from bakehouse_cluster.bench.workloads import Demand, Messages
 
 Encode = Callable[[str | Messages], tuple[int, ...]]
+# Longer than any context: such a request is refused anyhow, and its ids would only fill the memory.
+MAX_PROMPT_TOKENS = 10_000_000
 _ID = "I"  # unsigned, 32 bits: any vocabulary's ids are far below, so that the remainder is fair enough
 
 
@@ -51,10 +53,18 @@ class RequestWriter:
         given = demand.given
         if given is None:
             assert demand.n_input is not None, "a demand has a prompt or its length"
+            if demand.n_input > MAX_PROMPT_TOKENS:
+                raise StartupError(
+                    f"{demand.origin or 'the workload'}: a prompt of {demand.n_input} tokens; "
+                    f"the longest that is simulated has {MAX_PROMPT_TOKENS}"
+                )
             prefix = () if demand.prefix_id is None else self._prefix(demand.prefix_id, demand.n_prefix)
             return prefix + self._random_ids(demand.n_input - len(prefix))
         if not isinstance(given, tuple):
-            return self._encode(given)
+            try:
+                return self._encode(given)
+            except StartupError as error:
+                raise StartupError(f"{demand.origin}: {error.message}") from error
         if not 0 <= min(given) <= max(given) < self._vocabulary_size:
             raise StartupError(
                 f"{demand.origin}: token ids from {min(given)} to {max(given)}; "

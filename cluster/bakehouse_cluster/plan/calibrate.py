@@ -4,8 +4,9 @@
                                                           └──► one third: how far off it is
 
 The steps are plans written by hand, so that batch, prompt and context vary independently: decodes alone, prompts
-alone, and both together. Nobody reads what they draw. Every size is run in each of several rounds, and its median
-counts, so that a machine's slow seconds do not fall on one size alone.
+alone, and both together; prompts at the beginning of a context and at its end; decodes that share most of their
+contexts and decodes that share nothing. Nobody reads what they draw. Every size is run in each of several rounds,
+and its median counts, so that a machine's slow seconds do not fall on one size alone.
 """
 
 from collections import defaultdict
@@ -35,6 +36,7 @@ CONTEXTS = (16, 256, 1024, 4096, 16_384, 65_536)
 ROWS = (1, 4, 16, 64, 256)
 PROMPTS = (16, 64, 256, 512, 2048, 8192)
 PROMPTS_AT_ONCE = (2, 8)
+SHARED_SHARE = 3 / 4  # of the contexts of decodes that share one
 COPIES_A_STEP = 256
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 KINDS: tuple[Kind, ...] = ("decodes", "prompts", "both")
@@ -43,12 +45,13 @@ _UNITS = tuple(StepCost(**{field.name: 1.0}) for field in fields(StepCost))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """What a step holds: `n_decodes` sequences of `n_context` tokens, and `n_prompts` chunks of `n_prompt` tokens
-    behind `n_before` that have been computed.
+    """What a step holds: `n_decodes` sequences of `n_context` tokens, which share the first `n_shared` as far as
+    these fill blocks, and `n_prompts` chunks of `n_prompt` tokens behind `n_before` that have been computed.
     """
 
     n_decodes: int = 0
     n_context: int = 1
+    n_shared: int = 0
     n_prompts: int = 0
     n_prompt: int = 0
     n_before: int = 0
@@ -66,20 +69,25 @@ class StepSize:
         return self.n_decodes + self.n_prompts * self.n_prompt
 
     def n_blocks(self, block_size: int) -> int:
-        """Blocks that its tables take, none shared."""
-        of_decodes = self.n_decodes * -(-self.n_context // block_size)
+        """Blocks that its tables take, shared ones counted once."""
+        n_shared = self.n_shared // block_size
+        of_decodes = n_shared + self.n_decodes * (-(-self.n_context // block_size) - n_shared)
         return of_decodes + self.n_prompts * -(-(self.n_before + self.n_prompt) // block_size)
 
-    def plan(self, step: int = 0, *, block_size: int = 1 << 20, vocabulary_size: int = 1) -> StepPlan:
-        """Such a step, from block 0 on. What it costs by a model does not depend on any of the arguments."""
-        lengths = [(self.n_context - 1, 1)] * self.n_decodes + [(self.n_before, self.n_prompt)] * self.n_prompts
-        chunks, n_used = [], 0
-        for sequence_id, (start, n_tokens) in enumerate(lengths):
-            n_blocks = -(-(start + n_tokens) // block_size)
+    def plan(self, step: int = 0, *, block_size: int = 16, vocabulary_size: int = 1) -> StepPlan:
+        """Such a step, from block 0 on. What it costs by a model does not depend on `step` and `vocabulary_size`,
+        and on `block_size` only as far as fewer tokens fill blocks to be shared.
+        """
+        shared = tuple(range(self.n_shared // block_size))
+        lengths = [(self.n_context - 1, 1, shared)] * self.n_decodes
+        lengths += [(self.n_before, self.n_prompt, ())] * self.n_prompts
+        chunks, n_used = [], len(shared)
+        for sequence_id, (start, n_tokens, begin) in enumerate(lengths):
+            n_own = -(-(start + n_tokens) // block_size) - len(begin)
             token_ids = tuple(token_id % vocabulary_size for token_id in range(n_tokens))
-            block_ids = tuple(range(n_used, n_used + n_blocks))
+            block_ids = (*begin, *range(n_used, n_used + n_own))
             chunks.append(_chunk(sequence_id, token_ids, start, block_ids))
-            n_used += n_blocks
+            n_used += n_own
         return StepPlan(step=step, copies=(), chunks=tuple(chunks))
 
 
@@ -99,13 +107,26 @@ def step_sizes(capacity: Capacity, *, max_model_len: int, max_prefill_tokens: in
     beside = _up_to(min(max_prefill_tokens, max_model_len), PROMPTS)
     sizes = [StepSize(n_decodes=n, n_context=context) for n, context in product(rows, contexts)]
     sizes += [
-        StepSize(n_prompts=1, n_prompt=n, n_before=n_before)
+        StepSize(n_decodes=n, n_context=context, n_shared=int(SHARED_SHARE * context))
+        for n, context in product(rows[1:], contexts[1:])
+    ]
+    sizes += [
+        StepSize(n_prompts=1, n_prompt=n, n_before=min(n_before, max_model_len - n))
         for n, n_before in product(prompts, (0, *contexts[1:]))
     ]
-    sizes += [StepSize(n_prompts=n, n_prompt=n_prompt) for n, n_prompt in product(PROMPTS_AT_ONCE, prompts)]
     sizes += [
-        StepSize(n_decodes=n, n_context=context, n_prompts=1, n_prompt=n_prompt)
-        for n, context, n_prompt in product(rows[1:], contexts[:3], beside[1:])
+        StepSize(n_prompts=n, n_prompt=n_prompt, n_before=min(n_before, max_model_len - n_prompt))
+        for n, n_prompt, n_before in product(PROMPTS_AT_ONCE, prompts, (0, contexts[-1]))
+    ]
+    sizes += [
+        StepSize(
+            n_decodes=n,
+            n_context=context,
+            n_prompts=1,
+            n_prompt=n_prompt,
+            n_before=min(n_before, max_model_len - n_prompt),
+        )
+        for n, context, n_prompt, n_before in product(rows[1:], contexts[:3], beside[1:], (0, contexts[:3][-1]))
     ]
     return [
         size
@@ -149,10 +170,11 @@ def split(measured: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]
 def fit(measured: Sequence[Measured]) -> StepCost:
     """The least squares of relative errors, each coefficient at least 0.
 
-    The best of such fits is the unconstrained one over some of the coefficients, the others being 0; with four of
-    them all 15 choices are tried.
+    The best of such fits is the unconstrained one over some of the coefficients, the others being 0; with six of
+    them all 63 choices are tried.
     """
-    features = np.array([[unit.seconds(one.size.plan()) for unit in _UNITS] for one in measured])
+    plans = [one.size.plan() for one in measured]
+    features = np.array([[unit.seconds(plan) for unit in _UNITS] for plan in plans])
     shares = features / np.array([[one.seconds] for one in measured])
     candidates = (
         _fitted(shares, chosen)
@@ -187,8 +209,11 @@ def fit_of(cost: StepCost, measured: Sequence[Measured]) -> Fit:
 
 
 def _fitted(shares: NDArray[np.float64], chosen: tuple[int, ...]) -> NDArray[np.float64]:
+    """Columns of length 1, or 0, for those of pairs are millions of times as long as those of steps."""
+    columns = shares[:, chosen]
+    lengths = np.maximum(np.linalg.norm(columns, axis=0), np.finfo(float).tiny)
     coefficients = np.zeros(shares.shape[1])
-    coefficients[list(chosen)] = np.linalg.lstsq(shares[:, chosen], np.ones(len(shares)), rcond=None)[0]
+    coefficients[list(chosen)] = np.linalg.lstsq(columns / lengths, np.ones(len(shares)), rcond=None)[0] / lengths
     return coefficients
 
 

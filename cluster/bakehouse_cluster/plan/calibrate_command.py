@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from bakehouse_cluster.config import load_config
+from bakehouse_cluster.plan.interruption import interruption_told
 
 
 def calibrate(
@@ -32,7 +33,7 @@ def calibrate(
     tensor_parallel: Annotated[int | None, typer.Option(help="Ranks that share one copy of the model.")] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file for `bakehouse plan --cost`.")] = None,
 ) -> None:
-    """Measure on this machine what a step costs: a minute, with a processor that has nothing else to do."""
+    """Measure on this machine what a step costs: a minute or two, with a processor that has nothing else to do."""
     overrides = {
         "model.source": model,
         "model.revision": revision,
@@ -49,4 +50,5 @@ def calibrate(
     # Loads torch, which the other commands must not wait for.
     from bakehouse_cluster.plan import calibrating
 
-    calibrating.calibrate(load_config(config, overrides), output, Console(stderr=True))
+    with interruption_told("all steps were measured"):
+        calibrating.calibrate(load_config(config, overrides), output, Console(stderr=True))

@@ -10,6 +10,7 @@ from bakehouse_replica.build import executor_of, step_sizes_of
 from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.executor import Executor
 from bakehouse_replica.executors.device_choice import device_of, kind_of, kv_dtype_of
+from bakehouse_replica.model.spec import read_spec
 from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import ModelFiles, open_source
 from rich.console import Console
@@ -29,10 +30,10 @@ from bakehouse_cluster.plan.calibrate import (
     split,
     step_sizes,
 )
-from bakehouse_cluster.plan.cost_file import CostFile, write_cost
+from bakehouse_cluster.plan.cost_file import CostFile, shape_of, write_cost
 from bakehouse_cluster.progress import Stages, counted, n_of
 
-MIN_SIZES = 6  # four coefficients, and two to test them by
+MIN_SIZES = 9  # two thirds for six coefficients, and three to test them by
 
 
 def calibrate(config: Config, output: Path | None, console: Console) -> None:
@@ -93,6 +94,7 @@ def _cost_file(
         cost=cost,
         device="cuda" if device.type == "cuda" else "cpu",
         model=files.name,
+        shape=shape_of(read_spec(files)),
         weights=kind_of(settings, device),
         kv_dtype=str(kv_dtype_of(settings, device)).removeprefix("torch."),
         n_ranks=settings.tensor_parallel,
@@ -117,6 +119,7 @@ def _show(file: CostFile, console: Console) -> None:
         f"{file.model} in {file.weights} on {file.machine}: a step takes {cost.step_s * 1e3:.4g} ms"
         f" + {cost.prefill_token_s * 1e6:.4g} us a prompt token + {cost.decode_sequence_s * 1e6:.4g} us a decode"
         f" + {cost.context_token_s * 1e9:.4g} ns a token of context"
+        f" + {cost.read_token_s * 1e9:.4g} ns a token read + {cost.pair_s * 1e9:.4g} ns a pair of prompt tokens"
     )
     console.print(said, highlight=False, soft_wrap=True, markup=False)
     table = plain_table("steps held out", "number", "error p50", "p90", "max", "of their sum")

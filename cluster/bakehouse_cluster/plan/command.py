@@ -10,9 +10,9 @@ from rich.console import Console
 
 from bakehouse_cluster.plan.calibrate_command import calibrate
 from bakehouse_cluster.plan.choices import Percentile, Routing
+from bakehouse_cluster.plan.interruption import interruption_told
 
 INSUFFICIENT = 1
-INTERRUPTED = 130
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -145,12 +145,10 @@ def plan(
         max_replicas=max_replicas,
     )
     encoder = PromptEncoder(tree.source, chat_template=tree.gateway_settings().chat_template)
-    try:
+    with interruption_told("an answer was found"):
         result = make_plan(
             question, chosen, encoder.encode, simulates_all=every_size, observer=Bars(Console(stderr=True))
         )
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     show_plan(result, Console())
     if output is not None:
         write_plan(result, output)

@@ -274,6 +274,6 @@ def closed_loop(fleet: Fleet, requests: Iterable[Request], n_users: int) -> Flee
             fleet.at(fleet.now, following)
 
     fleet.listen(lambda _: send_next())
-    for _ in range(n_users):
-        send_next()
+    for request in islice(remaining, n_users):
+        fleet.at(fleet.now, request)
     return fleet.run()

@@ -1,12 +1,13 @@
 """Simulates a workload on fleets of different sizes until the smallest sufficient one is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_router.policy.pick import choose
 
 from bakehouse_cluster.bench.arranging import arrange
 from bakehouse_cluster.bench.measuring import Observer, Unobserved
-from bakehouse_cluster.bench.workloads import Workload
+from bakehouse_cluster.bench.workloads import Demand, Workload
 from bakehouse_cluster.plan.asking import Encode, RequestWriter
 from bakehouse_cluster.plan.choices import Routing
 from bakehouse_cluster.plan.fleet import Fleet, FleetRun, closed_loop, open_loop
@@ -16,6 +17,10 @@ from bakehouse_cluster.plan.result import PlanResult, Question
 from bakehouse_cluster.plan.search import exhaustive, search_sizes
 from bakehouse_cluster.plan.summary import SizeSummary, summarize_run
 from bakehouse_cluster.progress import n_of
+
+# Up to here the virtual clock, a double, tells microseconds apart. Times since 1970 are below it in seconds, and
+# far above it in milliseconds.
+MAX_ARRIVAL_S = 2.0**32
 
 ROUTES: Mapping[Routing, Route] = {
     Routing.PRODUCTION: choose,
@@ -34,7 +39,8 @@ def make_plan(
 ) -> PlanResult:
     """The smallest sufficient number of replicas up to `question.max_replicas`.
 
-    `simulates_all`: every size is simulated. Raises `StartupError` where a prompt cannot be written.
+    `simulates_all`: every size is simulated. Raises `StartupError` where a prompt cannot be written, or a request
+    comes too late for the clock.
     """
 
     def summary_of(n_replicas: int) -> SizeSummary:
@@ -57,16 +63,27 @@ def run_fleet(
         encode=encode,
         timeout_s=question.timeout_s,
     )
-    fleet = Fleet(
-        question.replica,
-        n_replicas,
-        gateways=question.gateways,
-        route=ROUTES[question.routing],
-        seed=question.seed,
-    )
     demands = arrangement.demands
+    _require_clock(demands)
     with observer.counted(n_of(n_replicas, "replica"), len(demands)) as advance:
+        fleet = Fleet(
+            question.replica,
+            n_replicas,
+            gateways=question.gateways,
+            route=ROUTES[question.routing],
+            seed=question.seed,
+        )
         fleet.listen(lambda _: advance())
         if question.load.kind == "concurrency":
-            return closed_loop(fleet, map(writer.write, demands), int(question.load.value))
+            n_users = min(int(question.load.value), len(demands))
+            return closed_loop(fleet, map(writer.write, demands), n_users)
         return open_loop(fleet, writer.arriving(demands))
+
+
+def _require_clock(demands: Sequence[Demand]) -> None:
+    last_s = demands[-1].arrival_s or 0.0
+    if last_s > MAX_ARRIVAL_S:
+        raise StartupError(
+            f"{demands[-1].origin or 'the workload'}: the last request comes at {last_s:.6g} s; the virtual clock "
+            f"goes up to {MAX_ARRIVAL_S:.0f} s"
+        )

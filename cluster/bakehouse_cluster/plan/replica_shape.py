@@ -8,7 +8,7 @@ import torch
 from bakehouse_kernels.dispatch import default_block_size
 from bakehouse_replica.core.capacity import KVShape, plan_blocks
 from bakehouse_replica.core.errors import ConfigError
-from bakehouse_replica.core.types import Capacity, SchedulingPolicy
+from bakehouse_replica.core.types import Capacity, Chunk, SchedulingPolicy, StepPlan
 from bakehouse_replica.executors.device_choice import kind_of, kv_dtype_of
 from bakehouse_replica.executors.step_sizes import step_sizes
 from bakehouse_replica.model.device_sizing import N_NULL_BLOCKS
@@ -19,8 +19,11 @@ from bakehouse_replica.settings import ReplicaSettings
 from bakehouse_replica.source import SCRIPT_PREFIX, open_source
 
 from bakehouse_cluster.config import Config
-from bakehouse_cluster.plan.cost_file import CostFile
+from bakehouse_cluster.plan.cost_file import CostFile, shape_of
 from bakehouse_cluster.plan.fleet import GatewayShape, ReplicaShape
+
+# Beyond any step that somebody waits for; the virtual clock ticks on in half seconds meanwhile.
+MAX_STEP_S = 3600.0
 
 
 def replica_shape(config: Config, cost: CostFile) -> ReplicaShape:
@@ -31,10 +34,12 @@ def replica_shape(config: Config, cost: CostFile) -> ReplicaShape:
     check_sizes(spec, settings.tensor_parallel)
     max_model_len = choose_max_model_len(spec.context_length, settings.max_model_len)
     device = torch.device(cost.device)
-    _require_measured(settings, device, cost)
+    _require_measured(settings, spec, device, cost)
     sizes = step_sizes(settings, device)
+    capacity = _capacity(settings, spec, max_model_len, device)
+    _require_bearable(cost, capacity, max_model_len)
     return ReplicaShape(
-        capacity=_capacity(settings, spec, max_model_len, device),
+        capacity=capacity,
         policy=SchedulingPolicy(
             max_model_len=max_model_len,
             max_prefill_tokens=sizes.max_prefill_tokens,
@@ -69,8 +74,13 @@ def _require_plannable(config: Config, cost: CostFile) -> None:
         )
 
 
-def _require_measured(settings: ReplicaSettings, device: torch.device, cost: CostFile) -> None:
+def _require_measured(settings: ReplicaSettings, spec: ModelSpec, device: torch.device, cost: CostFile) -> None:
     """A cost that says of what it is must be of this replica; one written by hand may not say."""
+    if cost.shape not in ("", shape_of(spec)):
+        raise ConfigError(
+            f"model.source: {settings.source.model} has {shape_of(spec)}, but the cost was measured with "
+            f"{cost.model}: {cost.shape}; calibrate with the model of the server"
+        )
     weights = kind_of(settings, device)
     if cost.weights not in ("", weights):
         raise ConfigError(
@@ -81,6 +91,18 @@ def _require_measured(settings: ReplicaSettings, device: torch.device, cost: Cos
         raise ConfigError(
             f"replica.tensor_parallel: it is {settings.tensor_parallel}, but the cost was measured with "
             f"{cost.n_ranks}; calibrate with the options of the server"
+        )
+
+
+def _require_bearable(cost: CostFile, capacity: Capacity, max_model_len: int) -> None:
+    n_tokens = min(capacity.max_step_tokens, max_model_len)
+    prompt = Chunk(sequence_id=0, token_ids=(0,) * n_tokens, start=max_model_len - n_tokens, block_ids=(0,))
+    decode = Chunk(sequence_id=1, token_ids=(0,), start=max_model_len - 1, block_ids=(1,))
+    seconds = cost.cost.seconds(StepPlan(step=0, copies=(), chunks=(prompt, decode)))
+    if seconds > MAX_STEP_S:
+        raise ConfigError(
+            f"--cost: by it a step of {n_tokens} prompt tokens and a decode at the end of a context of "
+            f"{max_model_len} takes {seconds:.4g} s; the limit is {MAX_STEP_S:.0f} s"
         )
 
 

@@ -46,11 +46,16 @@ def _question(result: PlanResult) -> list[str]:
     capacity, cost = question.replica.capacity, question.cost
     lengths = ", ".join(f"{name.removeprefix('n_')} {value}" for name, value in question.parameters.items())
     fit = "" if cost.fit is None else f", {cost.fit.error_p90:.0%} off at most in 9 of 10 steps"
+    longest, measured = question.replica.policy.max_model_len, cost.max_context
+    beyond = (
+        "" if measured is None or measured >= longest else f"; contexts beyond {measured} tokens are extrapolated"
+    )
     return [
         f"{question.model}: {question.workload} at {question.load.label}: {lengths}; caches begin empty",
         f"each replica: {n_of(capacity.n_blocks, 'block')} of {capacity.block_size} tokens, "
         f"{n_of(capacity.max_sequences, 'sequence')} and {n_of(capacity.max_step_tokens, 'token')} a step; "
-        f"cost measured with {cost.model} on {cost.machine or cost.device}{fit}; {question.routing} routing",
+        f"cost measured with {cost.model} on {cost.machine or cost.device}{fit}{beyond}; "
+        f"{question.routing} routing",
     ]
 
 

@@ -11,6 +11,8 @@ simulates a trace gives each request the length that it had.
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from bakehouse_replica.core.errors import InvalidRequest
@@ -39,15 +41,20 @@ class StepCost:
 
     step_s + prefill_token_s * (tokens of chunks of several) + decode_sequence_s * (chunks of one token)
          + context_token_s * (tokens of KV cache that the chunks attend to, counted once for each chunk)
+         + read_token_s * (the same, but blocks that several chunks have in their tables counted once for all)
+         + pair_s * (query-key pairs of chunks of several: of n tokens from position s on, n * s + n * (n + 1) / 2)
 
-    What an engine does between two steps, as planning the next, belongs to `step_s` and `decode_sequence_s` where
-    it does not overlap with the device. Raises `ValueError` for anything but finite numbers from 0 on.
+    A decode computes as many pairs as it attends to tokens, so that `context_token_s` has its arithmetic, too.
+    What an engine does between two steps, as planning the next, is no part of a step: nothing here adds it, and a
+    calibration does not measure it. Raises `ValueError` for anything but finite numbers from 0 on.
     """
 
     step_s: float = 0.0
     prefill_token_s: float = 0.0
     decode_sequence_s: float = 0.0
     context_token_s: float = 0.0
+    read_token_s: float = 0.0
+    pair_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -57,7 +64,7 @@ class StepCost:
 
     def seconds(self, plan: StepPlan) -> float:
         """Of the step that carries out `plan`."""
-        n_prefill = n_decoding = n_context = 0
+        n_prefill = n_decoding = n_context = n_pairs = 0
         for chunk in plan.chunks:
             n_tokens = len(chunk.token_ids)
             n_context += chunk.start + n_tokens
@@ -65,12 +72,35 @@ class StepCost:
                 n_decoding += 1
             else:
                 n_prefill += n_tokens
-        return (
+                n_pairs += n_tokens * chunk.start + n_tokens * (n_tokens + 1) // 2
+        seconds = (
             self.step_s
             + self.prefill_token_s * n_prefill
             + self.decode_sequence_s * n_decoding
             + self.context_token_s * n_context
+            + self.pair_s * n_pairs
         )
+        return seconds + self.read_token_s * _n_read(plan.chunks) if self.read_token_s else seconds
+
+
+def _n_read(chunks: Iterable[Chunk]) -> float:
+    """Tokens of KV cache that are attended to, each block once.
+
+    Tables share blocks from their beginning on (prefix cache, choices of one request), so only those that begin
+    alike are compared. Of these, the tokens are as many as the share of their blocks that is left.
+    """
+    alike: defaultdict[int, list[Chunk]] = defaultdict(list)
+    for chunk in chunks:
+        alike[chunk.block_ids[0]].append(chunk)
+    n_read = 0.0
+    for some in alike.values():
+        n_tokens = sum([chunk.start + len(chunk.token_ids) for chunk in some])
+        if len(some) == 1:
+            n_read += n_tokens
+        else:
+            n_distinct = len(set().union(*(chunk.block_ids for chunk in some)))
+            n_read += n_tokens * n_distinct / sum([len(chunk.block_ids) for chunk in some])
+    return n_read
 
 
 @dataclass(slots=True)

@@ -56,6 +56,21 @@ def test_ids_beyond_the_vocabulary_are_refused_by_their_line() -> None:
         writer().write(Demand(given=(3, 200), n_output=1, origin="trace t, line 3"))
 
 
+def test_a_prompt_that_would_fill_the_memory_is_refused() -> None:
+    for n_input in (10_000_001, 10**24):
+        with pytest.raises(StartupError, match=f"line 7: a prompt of {n_input} tokens; the longest .* 10000000"):
+            writer().write(Demand(n_input=n_input, n_output=1, origin="trace t, line 7"))
+
+
+def test_what_cannot_be_encoded_is_refused_by_its_line() -> None:
+    def refuse(_: object) -> tuple[int, ...]:
+        raise StartupError("no such role")
+
+    one = RequestWriter(vocabulary_size=200, draw=Random(0), encode=refuse)
+    with pytest.raises(StartupError, match="line 2: no such role"):
+        one.write(Demand(given="a", n_output=1, origin="trace t, line 2"))
+
+
 def test_requests_of_a_trace_are_written_as_they_are_taken() -> None:
     def refuse(_: object) -> tuple[int, ...]:
         raise AssertionError("not asked for yet")

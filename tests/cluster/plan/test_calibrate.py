@@ -34,7 +34,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 CAPACITY = Capacity(n_blocks=400, block_size=16, max_step_tokens=512, max_sequences=64)
-COST = StepCost(step_s=0.01, prefill_token_s=3e-4, decode_sequence_s=2e-4, context_token_s=5e-7)
+COST = StepCost(
+    step_s=0.01,
+    prefill_token_s=3e-4,
+    decode_sequence_s=2e-4,
+    context_token_s=5e-7,
+    read_token_s=4e-7,
+    pair_s=3e-7,
+)
+NAMES = ("step_s", "prefill_token_s", "decode_sequence_s", "context_token_s", "read_token_s", "pair_s")
 SIZES = step_sizes(CAPACITY, max_model_len=2048, max_prefill_tokens=256)
 
 
@@ -111,7 +119,13 @@ def test_every_size_fits_into_a_step_the_pool_and_the_context(
     for size in sizes:
         plan = size.plan(block_size=block_size, vocabulary_size=7)
         blocks = [block_id for chunk in plan.chunks for block_id in chunk.block_ids]
-        assert len(set(blocks)) == len(blocks), "no two tables share a block"
+        n_shared = size.n_shared // block_size
+        for chunk in plan.chunks:
+            starts_alike = chunk.block_ids[:n_shared] == tuple(range(n_shared))
+            assert starts_alike == (n_shared == 0 or len(chunk.token_ids) == 1)
+        own = [block_id for block_id in blocks if block_id >= n_shared]
+        assert len(set(own)) == len(own), "no two tables share another block"
+        assert len(set(blocks)) == size.n_blocks(block_size)
         assert max(blocks) < n_blocks
         assert sum(len(chunk.token_ids) for chunk in plan.chunks) == size.n_tokens <= max_step_tokens
         assert size.n_decodes <= max_sequences
@@ -128,6 +142,19 @@ def test_the_sizes_of_a_processor_hold_decodes_prompts_and_both_up_to_the_limits
     assert max(size.n_prompt for size in SIZES) == 512
     assert max(size.n_context for size in SIZES) == 2048
     assert max(size.n_prompt for size in SIZES if size.n_decodes) == 256
+    for n_prompt in (16, 512):
+        assert max(size.n_before for size in SIZES if size.n_prompt == n_prompt) == 2048 - n_prompt
+
+
+@pytest.mark.parametrize("max_model_len", [256, 1024, 8192])
+def test_no_two_parts_of_a_step_always_come_together(max_model_len: int) -> None:
+    """Else the fit could not tell which of them takes the time: relative features, each column of length 1."""
+    sizes = step_sizes(replace(CAPACITY, n_blocks=1000), max_model_len=max_model_len, max_prefill_tokens=256)
+    units = [StepCost(**{name: 1.0}) for name in NAMES]
+    shares = np.array(
+        [[unit.seconds(one.size.plan()) / one.seconds for unit in units] for one in exact(COST, sizes)]
+    )
+    assert np.linalg.cond(shares / np.linalg.norm(shares, axis=0)) < 10
 
 
 @pytest.mark.parametrize("max_flights", [1, 2])
@@ -155,7 +182,7 @@ def test_every_block_is_written_before_it_is_read() -> None:
 
 def test_a_step_that_costs_as_the_model_says_is_fitted_exactly() -> None:
     found = fit(measured_on(ClockedExecutor(CAPACITY, COST)))
-    for name in ("step_s", "prefill_token_s", "decode_sequence_s", "context_token_s"):
+    for name in NAMES:
         assert getattr(found, name) == pytest.approx(getattr(COST, name), rel=1e-6), name
 
 
@@ -164,11 +191,10 @@ def test_a_step_that_costs_as_the_model_says_is_fitted_exactly() -> None:
 def test_no_other_coefficients_from_zero_on_have_smaller_relative_errors(factors: list[float]) -> None:
     """By the conditions of Karush, Kuhn and Tucker, which are sufficient, for the problem is convex."""
     noisy = [replace(one, seconds=one.seconds * factor) for one, factor in zip(exact(COST), factors, strict=True)]
-    names = ("step_s", "prefill_token_s", "decode_sequence_s", "context_token_s")
     found = fit(noisy)
-    units = [StepCost(**{name: 1.0}) for name in names]
+    units = [StepCost(**{name: 1.0}) for name in NAMES]
     shares = np.array([[unit.seconds(one.size.plan()) / one.seconds for unit in units] for one in noisy])
-    coefficients = np.array([getattr(found, name) for name in names])
+    coefficients = np.array([getattr(found, name) for name in NAMES])
     slope = shares.T @ (shares @ coefficients - 1) / np.linalg.norm(shares, axis=0)
     assert (coefficients >= 0).all()
     assert (slope > -1e-8).all(), "raising a coefficient makes nothing better"
@@ -181,7 +207,8 @@ def test_a_coefficient_that_would_be_negative_is_zero() -> None:
         for size in SIZES
         if size.kind == "decodes" and size.n_decodes == 1
     ]
-    assert fit(shrinking).context_token_s == 0.0
+    found = fit(shrinking)
+    assert found.context_token_s == found.read_token_s == 0.0
 
 
 def test_a_third_is_held_out_and_always_the_same() -> None:
@@ -238,6 +265,7 @@ def test_a_model_is_calibrated_in_this_process(
     file = read_cost(tmp_path / "cost.json")
     assert (file.device, file.weights, file.kv_dtype) == ("cpu", "float32", "float32")
     assert file.model == str(model)
+    assert file.shape == "2 layers of 32, 4 heads and 2 KV heads of 8, feed-forward 48, vocabulary 300"
     assert (file.n_ranks, file.max_context) == (1, 64)
     assert file.cost.seconds(StepSize(n_decodes=1, n_context=16).plan()) > 0
     assert file.fit is not None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from itertools import chain
 from pathlib import Path
@@ -103,6 +104,43 @@ def test_a_configuration_file_limits_the_queue_and_1_says_that_no_size_suffices(
     output = capsys.readouterr().out
     assert "2 replicas do not meet p99 TTFT 2 s, goodput 0.99: goodput is" in output
     assert "requests are waiting here" in output
+
+
+async def test_ctrl_c_leaves_one_line_and_130(folder: Path) -> None:
+    work = ("--workload", "fixed", "--requests", "200000", "--rate", "5", "--model", str(folder / "tiny"))
+    process = await asyncio.create_subprocess_exec(
+        *command("plan", "--cost", str(folder / "cost.json"), *work, *SLO, *SIZED),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    assert "0 of 200000" in (await process.stderr.readline()).decode()
+    process.send_signal(signal.SIGINT)
+    output, errors = await process.communicate()
+    assert (process.returncode, output) == (130, b"")
+    assert errors.decode().splitlines()[-1] == "bakehouse: interrupted before an answer was found"
+    assert "Traceback" not in errors.decode()
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_plan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = plan(
+        folder, monkeypatch, *SLO, "--cost", "cost.json", "--model", "tiny", *WORK, *SIZED, "--plot", "p"
+    )
+    assert message == "bakehouse: --plot needs matplotlib: pip install 'bakehouse[bench]'"
+
+
+def test_contexts_beyond_the_measured_ones_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = CostFile(cost=StepCost(step_s=0.1), device="cpu", model="tiny", machine="here", max_context=64)
+    write_cost(file, folder / "short.json")
+    assert plan(folder, monkeypatch, *SLO, "--cost", "short.json", "--model", "tiny", *WORK, *SIZED) == 0
+    assert "with tiny on here; contexts beyond 64 tokens are extrapolated" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,11 @@ def test_a_request_that_can_never_fit_fails_alone() -> None:
     assert "max_model_len" in (failed.problem or "")
 
 
+def test_more_users_than_requests_are_as_many_as_the_requests() -> None:
+    run = closed_loop(Fleet(ONE_BY_ONE, 1), [request(index) for index in range(5)], 10**15)
+    assert len(run.records) == 5
+
+
 def test_in_a_closed_loop_each_user_waits_for_the_answer() -> None:
     run = closed_loop(Fleet(ONE_BY_ONE, 1), [request(index) for index in range(5)], 2)
     assert [(record.due_s, record.ended_s) for record in by_id(run)] == [

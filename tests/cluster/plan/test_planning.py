@@ -18,6 +18,7 @@ from bakehouse_cluster.plan.planning import make_plan
 from bakehouse_cluster.plan.plot import plot_plan
 from bakehouse_cluster.plan.result import PlanResult, Question, write_plan
 from bakehouse_cluster.plan.table import show_plan
+from bakehouse_replica.core.errors import StartupError
 from bakehouse_replica.core.types import Capacity, SchedulingPolicy
 from bakehouse_replica.executors.simulated import StepCost
 from rich.console import Console
@@ -86,6 +87,20 @@ def test_every_size_has_the_latencies_that_it_must_have() -> None:
     assert sorted(result.sizes[1].requests_by_replica) == [2, 2]
     assert {size.itl_s.p99 if size.itl_s else None for size in result.sizes} == {1.0}
     assert result.sizes[0].misses == ("p99 TTFT is 10 s", "goodput is 0.5")
+
+
+@pytest.mark.parametrize("arrival_s", [4.3e9, 1e300])
+def test_times_that_the_clock_cannot_tell_apart_are_refused(arrival_s: float) -> None:
+    late = trace_of(Demand(n_input=4, n_output=3, arrival_s=arrival_s, origin="trace t, line 1"))
+    with pytest.raises(StartupError, match=r"line 1: the last request comes at .* goes up to 4294967296 s"):
+        plan(late)
+
+
+def test_times_since_1970_give_the_latencies_of_times_since_0() -> None:
+    since_1970 = trace_of(*(replace(demand, arrival_s=1_764_576_000.0) for demand in AT_ONCE.lines))
+    one, other = (plan(workload).sizes[0] for workload in (AT_ONCE, since_1970))
+    assert one.ttft_s == other.ttft_s
+    assert one.duration_s == other.duration_s
 
 
 def test_percentile_and_goodput_decide() -> None:

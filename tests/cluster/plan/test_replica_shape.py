@@ -88,6 +88,19 @@ def test_ranks_share_the_memory_that_is_given(folder: Path) -> None:
         ({}, {"executor": "fake"}, ON_CPU, "replica.executor: only a model"),
         ({"quantize": "int8"}, {}, MEASURED, "products would be in int8, but the cost was measured in float32"),
         ({}, {"tensor_parallel": 2}, MEASURED, "it is 2, but the cost was measured with 1"),
+        (
+            {},
+            {},
+            replace(ON_CPU, shape="9 layers"),
+            "model.source: .* has 2 layers of .* with tiny: 9 layers; cal",
+        ),
+        (
+            {},
+            {},
+            replace(ON_CPU, cost=StepCost(pair_s=1e299)),
+            r"a step of 256 prompt tokens and a decode at the end of a context of 256 takes 3.29e\+303 s; "
+            "the limit is 3600 s",
+        ),
         ({"source": "scripted:x.yaml"}, {}, ON_CPU, "replica.executor: only a model"),
     ],
 )

@@ -32,6 +32,24 @@ def test_a_step_costs_what_is_in_it() -> None:
     assert COST.seconds(plan_of()) == 1.0
 
 
+def test_decodes_and_prompts_attend_to_pairs_of_tokens() -> None:
+    cost = StepCost(pair_s=1.0)
+    whole = cost.seconds(plan_of(chunk_of((1,) * 12, 0, (0, 1, 2))))
+    parts = (chunk_of((1,) * 5, 0, (0, 1)), chunk_of((1,) * 7, 5, (0, 1, 2)))
+    assert whole == sum(cost.seconds(plan_of(part)) for part in parts) == 12 * 13 / 2
+    assert cost.seconds(plan_of(chunk_of((1,), 12, (0, 1, 2, 3)))) == 0, "a decode's are tokens of its context"
+
+
+def test_blocks_in_several_tables_are_read_once() -> None:
+    cost = StepCost(read_token_s=1.0)
+    apart = chunk_of((6,), 7, (3, 4))
+    one, other = (chunk_of((6,), 11, (0, 1, own)) for own in (5, 6))
+    assert cost.seconds(plan_of(one)) == 12
+    assert cost.seconds(plan_of(one, other, apart)) == 4 * 4 + 8
+    assert cost.seconds(plan_of(apart, replace(apart, sequence_id=1))) == 8
+    assert cost.seconds(plan_of()) == 0
+
+
 def test_a_result_says_what_its_step_costs() -> None:
     executor = SimulatedExecutor(CAPACITY, COST)
     plan = plan_of(chunk_of((1, 2, 3), 0, (0,)))
@@ -39,7 +57,9 @@ def test_a_result_says_what_its_step_costs() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1e-9, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["step_s", "prefill_token_s", "decode_sequence_s", "context_token_s"])
+@pytest.mark.parametrize(
+    "name", ["step_s", "prefill_token_s", "decode_sequence_s", "context_token_s", "read_token_s", "pair_s"]
+)
 def test_a_cost_is_a_finite_number_of_seconds(name: str, seconds: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {seconds}"):
         StepCost(**{name: seconds})
