@@ -17,7 +17,7 @@ from bakehouse_cluster.reaching import unreachable
 TIMEOUT_S = 10.0  # the gateway asks its replicas for 3 s at most
 # In words that say what would have helped; the names are those of `core/story.py` in the replica.
 REASONS = {
-    "next_plan": "a step ran when it came",
+    "next_plan": "it came between two plans",
     "draw_in_flight": "the step in flight had to tell the host what it draws first",
     "preemption_ahead": "somebody had to make way, which waits for the step in flight",
     "preempting": "the step took blocks back for those that ran, and admitted nobody",
@@ -104,7 +104,8 @@ def _story(story: Json | None, begun_s: float) -> Iterator[Row]:
 def _event(entry: Json) -> tuple[str, str]:
     match entry["event"]:
         case "waited":
-            return f"waited {entry['seconds']:.3f} s", f"{_reason(entry)} ({n_of(entry['n_plans'], 'plan')})"
+            plans = f" ({n_of(entry['n_plans'], 'plan')})" if entry["n_plans"] else ""
+            return f"waited {entry['seconds']:.3f} s", f"{_reason(entry)}{plans}"
         case "admitted":
             return "admitted", f"step {entry['step']}: {entry['n_cached_tokens']} tokens cached"
     if entry["rule"] == "outranked":

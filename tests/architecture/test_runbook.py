@@ -9,7 +9,7 @@ import yaml
 from bakehouse_cluster.cli import app
 from bakehouse_cluster.config import Config
 from bakehouse_replica.core.metric_table import METRICS
-from documents import anchors, code, commands, page
+from documents import ROOT, anchors, code, commands, page
 from pydantic import BaseModel
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -25,6 +25,10 @@ ALERTS = {
 METRIC = re.compile(r"(?<!\w)(?:ray_)?(bakehouse_(?!router|cluster|replica\b|kernels)\w+)(?:\{(\w+)=\"(\w+)\"\})?")
 SECTION = "|".join(Config.model_fields)
 CONFIG_KEY = re.compile(rf"^(?:config\.)?((?:{SECTION})\.[a-z_.]+)")
+EVERY_PAGE = [
+    str(file.relative_to(ROOT)) for folder in (".", "[!.]*") for file in sorted(ROOT.glob(f"{folder}/*.md"))
+]
+COMMANDED = [path for path in EVERY_PAGE if commands(page(path), "bakehouse")]
 VALUES = yaml.safe_load(page("helm/values.yaml"))
 VALUE = re.compile(rf"^((?:{'|'.join(VALUES)})\.[A-Za-z.]+)$")
 
@@ -73,7 +77,7 @@ def test_every_value_of_the_chart_that_is_named_exists(path: str) -> None:
     assert not [name for name in named if not _has(VALUES, name)]
 
 
-@pytest.mark.parametrize("path", [*PAGES, "README.md", "helm/README.md", "cluster/README.md"])
+@pytest.mark.parametrize("path", COMMANDED)
 def test_every_option_of_the_command_line_that_is_named_is_known(path: str) -> None:
     for words in commands(page(path), "bakehouse"):
         command, rest = get_command(app), words[1:]

@@ -70,6 +70,14 @@ def test_waits_preemptions_losses_and_what_is_left_out_are_lines() -> None:
         "prepared_s": 0.5,
         "entries": [
             {"event": "waited", "at_s": 0.0, **wait},
+            {
+                "event": "waited",
+                "at_s": 1.5,
+                "seconds": 0.25,
+                "n_plans": 0,
+                "reason": "next_plan",
+                "is_behind": False,
+            },
             {"event": "preempted", "at_s": 2.0, "rule": "blocks", "n_short": 2, "n_freed": 3},
             {"event": "preempted", "at_s": 3.0, "rule": "outranked", "for_priority": -1, "n_freed": 4},
         ],
@@ -99,6 +107,7 @@ def test_waits_preemptions_losses_and_what_is_left_out_are_lines() -> None:
         ("1.000", "sent: p", "goes on after 4 tokens"),
         ("", "grammar 0.500 s", "compiled before it was queued"),
         ("1.000", "waited 1.500 s", "behind another: too few KV blocks were free (3 plans)"),
+        ("2.500", "waited 0.250 s", "it came between two plans"),
         ("3.000", "made way", "2 blocks were short, and it was the last; 3 came free"),
         ("4.000", "made way", "for one of priority -1; 4 blocks came free"),
         ("", "…", "7 lines left out"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from servers import Server, command, free_port, wait_until
+from servers import Server, free_port, wait_until
 
 DISCOVERY_FILE = "prom_metrics_service_discovery.json"  # Ray writes it some 15 s after its start
 START_S = 120.0
@@ -74,11 +75,11 @@ def require_prometheus() -> str:
 def monitoring(server: Server, log: Path) -> Iterator[tuple[Prometheus, subprocess.Popen[bytes]]]:
     """`bakehouse monitor` as the server says to call it, and the Prometheus that it has started."""
     require_prometheus()
-    asked = re.search(r"bakehouse monitor (--session \S+)", server.log.read_text())
+    asked = re.search(r"metrics +(.* monitor --session \S+)", server.log.read_text())
     assert asked is not None, server.log.read_text()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command("monitor", *asked[1].split()), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            shlex.split(asked[1]), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         wait_until(lambda: _says_it_runs(process, log), START_S, "bakehouse monitor")
