@@ -18,7 +18,14 @@ from bakehouse_replica.core.sampling import SamplingParams
 from bakehouse_replica.core.story import StoryLog, ToldStory
 from bakehouse_replica.core.types import Request, StepPlan
 from bakehouse_replica.engine import Engine
-from bakehouse_router.api.explained import FIRST_ATTEMPTS, LAST_ATTEMPTS, MAX_PROMPTS, explanation
+from bakehouse_router.api.explained import (
+    FIRST_ATTEMPTS,
+    LAST_ATTEMPTS,
+    MAX_PARTS,
+    MAX_PROMPTS,
+    explanation,
+    ids_without_story,
+)
 from bakehouse_router.api.generating import ROUTE_HEADER
 from bakehouse_router.api.http import build_api
 from bakehouse_router.api.openapi import openapi_document
@@ -551,12 +558,13 @@ async def test_an_id_that_comes_again_is_the_later_request_s() -> None:
         await table.explain("", "c1")
 
 
-def attempts(n_attempts: int, n_parts: int = 1, name: str = "p") -> PromptAttempts:
+def attempts(n_attempts: int, n_parts: int = 1, name: str = "p", n_replicas: int = 1) -> PromptAttempts:
     made = tuple(
         Attempt(
             begun_at=1.0 + index,
             n_before=index,
             request_ids=tuple(f"{name}{index}-{part}" for part in range(n_parts)),
+            replica_ids=[f"replica-{number}" for number in range(n_replicas)],
             ended_at=2.0 + index,
         )
         for index in range(n_attempts)
@@ -572,10 +580,19 @@ def test_of_many_attempts_the_first_and_the_latest_are_told() -> None:
     assert prompt["n_attempts_left_out"] == 30 - FIRST_ATTEMPTS - LAST_ATTEMPTS
 
 
+def test_of_many_parts_the_first_are_told_and_the_replicas_asked_for_those_alone() -> None:
+    told: Any = explanation(report("r", prompts=(attempts(2, n_parts=1000),)), is_over=True)
+    for index, attempt in enumerate(told["prompts"][0]["attempts"]):
+        assert [part["id"] for part in attempt["parts"]] == [f"p{index}-{part}" for part in range(MAX_PARTS)]
+        assert attempt["n_parts_left_out"] == 1000 - MAX_PARTS
+    assert len(ids_without_story(told)) == 2 * MAX_PARTS
+    assert len(json.dumps(told)) < 5000
+
+
 async def test_one_that_is_too_large_is_kept_without_its_prompts_and_drives_out_nobody() -> None:
     table = Explanations(nobody_knows)
     finish(table, report("small"))
-    finish(table, report("large", prompts=(attempts(8, n_parts=5000),)))
+    finish(table, report("large", prompts=(attempts(8, n_replicas=5000),)))
     assert table.n_bytes < MAX_BYTES_EACH
     told = await table.explain("", "large")
     assert (told["prompts"], told["n_prompts_left_out"], told["outcome"]) == ([], 1, "complete")
