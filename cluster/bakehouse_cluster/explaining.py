@@ -58,6 +58,7 @@ def rows(told: Json) -> Iterator[Row]:
                 yield from _routing(part["routing"])
                 # The replica's clock is its own: its story begins, as far as anybody knows, with the choice of it.
                 yield from _story(part["story"], (part["routing"] or attempt)["at_s"])
+            yield from _left_out(attempt["n_parts_left_out"], "part")
             if attempt["state"] == "lost":
                 yield _at(attempt["ended_at_s"]), "lost", attempt["loss"] or ""
         yield from _left_out(prompt["n_attempts_left_out"], "attempt")
@@ -132,6 +133,9 @@ def _at(seconds: float | None) -> str:
 
 
 def _asked(request_id: str, url: str, key: str) -> Json:
+    for name, given in (("ID", request_id), ("--key", key)):
+        if not (given.isascii() and given.isprintable()):
+            raise StartupError(f"{name} must be printable ASCII, which is all that a header carries")
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     # A dot alone would be taken for a step in the path.
     path = f"/v1/requests/{quote(request_id, safe='').replace('.', '%2E')}/explain"

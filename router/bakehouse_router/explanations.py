@@ -5,6 +5,7 @@ of everybody else's there is no sign. While it runs, its explanation is made ane
 is over, it is kept as JSON, the latest ones within two bounds.
 """
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,11 +42,40 @@ class _Ended:
         return len(self.body) + _OVERHEAD_BYTES
 
 
+class _Together:
+    """Asks replicas for all who wait for stories in one call: while one is on its way, the others gather for the
+    next.
+
+    Each call goes to all replicas. One for each asker took over a third of the tokens a second from 300 streams
+    while 32 clients asked at a time (two replicas, two cores); so many askers have one call at a time now.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._turn = asyncio.Lock()
+        self._gathered: dict[str, None] = {}
+        self._next: asyncio.Task[tuple[ToldStory, ...]] | None = None  # will ask for what is gathered
+        self._asking: asyncio.Task[tuple[ToldStory, ...]] | None = None  # kept, as all its askers may have gone
+
+    async def ask(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        """The stories of these, and of what others have asked for meanwhile."""
+        self._gathered.update(dict.fromkeys(request_ids))
+        if self._next is None:
+            self._next = asyncio.create_task(self._ask_once())
+        return await asyncio.shield(self._next)  # whoever asked first may go; the others wait on
+
+    async def _ask_once(self) -> tuple[ToldStory, ...]:
+        async with self._turn:
+            self._asking, self._next = self._next, None
+            request_ids, self._gathered = tuple(self._gathered), {}
+            return await self._ask(request_ids)
+
+
 class Explanations:
     """The explanations of one gateway's requests. `ask`: the replicas, for stories that they have not told yet."""
 
     def __init__(self, ask: Ask, *, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
-        self._ask = ask
+        self._together = _Together(ask)
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._live: dict[_Key, Report] = {}
@@ -80,7 +110,7 @@ class Explanations:
     async def explain(self, tenant: str, request_id: str) -> Json:
         """The explanation of a request of `tenant`, by its own id or its reply's.
 
-        Asks replicas, which takes as long as a step or two, at most as long as `ask` takes. Raises
+        Asks replicas, which takes as long as a step or two, at most twice as long as `ask` may take. Raises
         `UnknownRequest` where it is not known here, whoever else's it may be.
         """
         key = (tenant, request_id)
@@ -100,7 +130,7 @@ class Explanations:
             )
         missing = ids_without_story(told)
         if missing:
-            add_stories(told, await self._ask(missing))
+            add_stories(told, await self._together.ask(missing))
         return told
 
     def _drop_oldest(self) -> None:

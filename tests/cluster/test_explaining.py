@@ -55,6 +55,11 @@ async def test_what_is_not_known_and_who_does_not_answer_are_one_line(tmp_path: 
             await asyncio.to_thread(explain, "nobody", url=f"{url}/v1", key="none", console=console)
     with pytest.raises(StartupError, match="no server answers at"):
         explain("nobody", url=url, key="none", console=console)
+    for odd in ("é", "\udcff", "a\nb"):
+        with pytest.raises(StartupError, match="ID must be printable ASCII"):
+            explain(odd, url=url, key="none", console=console)
+        with pytest.raises(StartupError, match="--key must be printable ASCII"):
+            explain("nobody", url=url, key=odd, console=console)
     with pytest.raises(StartupError, match="--url"):
         explain("nobody", url="http://[", key="none", console=console)
 
@@ -94,6 +99,7 @@ def test_waits_preemptions_losses_and_what_is_left_out_are_lines() -> None:
         "ended_at_s": 5.0,
         "after_tokens": 4,
         "parts": [{"id": "p", "routing": None, "story": story}, {"id": "q", "routing": None, "story": None}],
+        "n_parts_left_out": 12,
     }
     told = {
         "admission": {"decision": "queued", "at_s": 0.1},
@@ -115,6 +121,7 @@ def test_waits_preemptions_losses_and_what_is_left_out_are_lines() -> None:
         ("", "at r1", "prompt in 2 pieces, 0 blocks copied, made way 9 times"),
         ("1.000", "sent: q", "goes on after 4 tokens"),
         ("", "at the replica", "not known (any more)"),
+        ("", "…", "12 parts left out"),
         ("5.000", "lost", "gone"),
         ("", "…", "1 prompt left out"),
     ]

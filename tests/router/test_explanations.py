@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,17 @@ import jsonschema
 import pytest
 from bakehouse_replica.core.errors import UnknownRequest
 from bakehouse_replica.core.sampling import SamplingParams
-from bakehouse_replica.core.story import ToldStory
+from bakehouse_replica.core.story import StoryLog, ToldStory
 from bakehouse_replica.core.types import Request, StepPlan
 from bakehouse_replica.engine import Engine
-from bakehouse_router.api.explained import FIRST_ATTEMPTS, LAST_ATTEMPTS, MAX_PROMPTS, explanation
+from bakehouse_router.api.explained import (
+    FIRST_ATTEMPTS,
+    LAST_ATTEMPTS,
+    MAX_PARTS,
+    MAX_PROMPTS,
+    explanation,
+    ids_without_story,
+)
 from bakehouse_router.api.generating import ROUTE_HEADER
 from bakehouse_router.api.http import build_api
 from bakehouse_router.api.openapi import openapi_document
@@ -461,6 +468,60 @@ def finish(table: Explanations, one: RequestReport, tenant: str = "") -> None:
     table.end(tenant, ids, tell, one)
 
 
+class Replicas:
+    """Know the story of everybody, and answer a call once it is let through."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.answered = asyncio.Semaphore(0)
+
+    async def ask(self, request_ids: Sequence[str]) -> tuple[ToldStory, ...]:
+        self.calls.append(sorted(request_ids))
+        await self.answered.acquire()
+        story = StoryLog().told()
+        return tuple(ToldStory(replica_id="r", request_id=each, story=story) for each in request_ids)
+
+
+async def test_whoever_asks_while_replicas_are_asked_shares_the_next_call() -> None:
+    replicas = Replicas()
+    table = Explanations(replicas.ask)
+    for index in range(9):
+        finish(table, report(f"r{index}", prompts=(attempts(1, name=f"of{index}-"),)))
+
+    def explaining(index: int) -> "asyncio.Task[dict[str, Any]]":
+        return asyncio.create_task(table.explain("", f"r{index}"))
+
+    first = explaining(0)
+    await until(lambda: replicas.calls == [["of0-0-0"]])
+    others = [explaining(index) for index in (1, 2, 2, 3)]
+    await until(lambda: len(table._together._gathered) == 3)
+    others[0].cancel()  # who goes takes nothing from the others
+    replicas.answered.release()
+    assert only_part(await first)["story"]["replica"] == "r"
+    await until(lambda: len(replicas.calls) == 2)
+    last = explaining(4)
+    await until(lambda: bool(table._together._gathered))
+    for _ in range(2):
+        replicas.answered.release()
+    for told in await asyncio.gather(*others[1:], last):
+        assert only_part(told)["story"]["replica"] == "r"
+    assert others[0].cancelled()
+    assert replicas.calls == [["of0-0-0"], ["of1-0-0", "of2-0-0", "of3-0-0"], ["of4-0-0"]]
+
+
+async def test_a_call_that_all_have_left_does_not_hold_up_the_next() -> None:
+    replicas = Replicas()
+    table = Explanations(replicas.ask)
+    finish(table, report("r", prompts=(attempts(1),)))
+    gone = asyncio.create_task(table.explain("", "r"))
+    await until(lambda: len(replicas.calls) == 1)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    for _ in range(2):
+        replicas.answered.release()
+    assert only_part(await table.explain("", "r"))["story"]["replica"] == "r"
+
+
 async def test_the_bounds_hold_under_ten_thousand_requests() -> None:
     by_number = Explanations(nobody_knows, max_requests=500, max_bytes=10**9)
     by_bytes = Explanations(nobody_knows, max_requests=10**9, max_bytes=200_000)
@@ -497,12 +558,13 @@ async def test_an_id_that_comes_again_is_the_later_request_s() -> None:
         await table.explain("", "c1")
 
 
-def attempts(n_attempts: int, n_parts: int = 1) -> PromptAttempts:
+def attempts(n_attempts: int, n_parts: int = 1, name: str = "p", n_replicas: int = 1) -> PromptAttempts:
     made = tuple(
         Attempt(
             begun_at=1.0 + index,
             n_before=index,
-            request_ids=tuple(f"p{index}-{part}" for part in range(n_parts)),
+            request_ids=tuple(f"{name}{index}-{part}" for part in range(n_parts)),
+            replica_ids=[f"replica-{number}" for number in range(n_replicas)],
             ended_at=2.0 + index,
         )
         for index in range(n_attempts)
@@ -518,10 +580,19 @@ def test_of_many_attempts_the_first_and_the_latest_are_told() -> None:
     assert prompt["n_attempts_left_out"] == 30 - FIRST_ATTEMPTS - LAST_ATTEMPTS
 
 
+def test_of_many_parts_the_first_are_told_and_the_replicas_asked_for_those_alone() -> None:
+    told: Any = explanation(report("r", prompts=(attempts(2, n_parts=1000),)), is_over=True)
+    for index, attempt in enumerate(told["prompts"][0]["attempts"]):
+        assert [part["id"] for part in attempt["parts"]] == [f"p{index}-{part}" for part in range(MAX_PARTS)]
+        assert attempt["n_parts_left_out"] == 1000 - MAX_PARTS
+    assert len(ids_without_story(told)) == 2 * MAX_PARTS
+    assert len(json.dumps(told)) < 5000
+
+
 async def test_one_that_is_too_large_is_kept_without_its_prompts_and_drives_out_nobody() -> None:
     table = Explanations(nobody_knows)
     finish(table, report("small"))
-    finish(table, report("large", prompts=(attempts(8, n_parts=5000),)))
+    finish(table, report("large", prompts=(attempts(8, n_replicas=5000),)))
     assert table.n_bytes < MAX_BYTES_EACH
     told = await table.explain("", "large")
     assert (told["prompts"], told["n_prompts_left_out"], told["outcome"]) == ([], 1, "complete")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import cast
 
-from bakehouse_replica.core.story import Admitted, Entry, Preempted, Story, ToldStory, Waited, WaitSum
+from bakehouse_replica.core.story import Admitted, Entry, Preempted, ToldStory, Waited, WaitSum
 
 from bakehouse_router.api.token_json import Json
 from bakehouse_router.attempts import Attempt
@@ -20,6 +20,9 @@ MAX_PROMPTS = 8
 # Of the attempts for one prompt the first and the latest are told.
 FIRST_ATTEMPTS = 1
 LAST_ATTEMPTS = 7
+# Of the choices that go on apart after a loss: of 8 prompts with 128 choices each all of them were 9 MB, which
+# held up the gateway's streams while they were made, at the request's end and whenever somebody asked.
+MAX_PARTS = 4
 _FIELDS: dict[type[Entry | WaitSum], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind)) for kind in (Waited, Admitted, Preempted, WaitSum)
 }
@@ -57,7 +60,7 @@ def add_stories(told: Json, stories: Sequence[ToldStory]) -> None:
     for part in _parts(told):
         story = by_id.get(str(part["id"]))
         if story is not None:
-            part["story"] = _story(story.replica_id, story.story)
+            part["story"] = _story(story)
 
 
 def _parts(told: Json) -> list[Json]:
@@ -91,7 +94,8 @@ def _prompt(index: int, prompt: PromptAttempts, received_at: float) -> Json:
 
 def _attempt(attempt: Attempt, received_at: float) -> Json:
     state = "running" if attempt.ended_at is None else "lost" if attempt.is_lost else "ended"
-    stories = {told.request_id: _story(told.replica_id, told.story) for told in attempt.stories}
+    stories = {told.request_id: told for told in attempt.stories}
+    shown = attempt.request_ids[:MAX_PARTS]
     return {
         "state": state,
         "loss": attempt.loss,
@@ -104,10 +108,11 @@ def _attempt(attempt: Attempt, received_at: float) -> Json:
             {
                 "id": request_id,
                 "routing": _routing(attempt.routings.get(request_id), received_at),
-                "story": stories.get(request_id),
+                "story": None if (told := stories.get(request_id)) is None else _story(told),
             }
-            for request_id in attempt.request_ids
+            for request_id in shown
         ],
+        "n_parts_left_out": len(attempt.request_ids) - len(shown),
     }
 
 
@@ -137,9 +142,10 @@ def _routing(routing: Routing | None, received_at: float) -> Json | None:
     }
 
 
-def _story(replica_id: str, story: Story) -> Json:
+def _story(told: ToldStory) -> Json:
+    story = told.story
     return {
-        "replica": replica_id,
+        "replica": told.replica_id,
         "ended_at_s": _rounded(story.ended_at_s),
         "prepared_s": _rounded(story.prepared_s),
         "waited": [_plain(total) for total in story.waited],

@@ -129,6 +129,7 @@ REPLY_SCHEMAS: dict[str, Json] = {
                         after_tokens=_COUNT,
                         replicas=_list(_TEXT),
                         parts=_list(_object(id=_TEXT, routing=_MAYBE_OBJECT, story=_MAYBE_OBJECT)),
+                        n_parts_left_out=_COUNT,
                     )
                 ),
                 n_attempts_left_out=_COUNT,

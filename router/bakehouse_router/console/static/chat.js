@@ -45,20 +45,16 @@ class Exchange {
     this.#timing.textContent = timing;
   }
 
-  /** Offers the story of its request, which `load` brings; once it cannot be had it is not offered any longer. */
+  /** Offers the story of its request, which `load` brings, or why it cannot be had. */
   offerStory(load) {
     const why = this.#element.querySelector(".why");
     const story = this.#element.querySelector(".story");
     why.hidden = false;
     why.addEventListener("click", async () => {
-      try {
-        if (story.hidden) story.textContent = JSON.stringify(await load(), null, 2);
-        story.hidden = !story.hidden;
-        why.setAttribute("aria-expanded", String(!story.hidden));
-      } catch (error) {
-        why.hidden = true;
-        if (!(error instanceof ApiError)) throw error;
-      }
+      const isAsked = story.hidden;
+      if (isAsked) story.textContent = await load();
+      story.hidden = !isAsked;
+      why.setAttribute("aria-expanded", String(isAsked));
     });
   }
 }
@@ -167,8 +163,7 @@ export class Chat {
       const response = await this.#api.post(PATH, body, signal);
       timing.replica = response.headers.get("x-bakehouse-replica");
       timing.requestId = response.headers.get("x-request-id");
-      // A gateway that tells its choice of a replica can explain the rest.
-      if (response.headers.has("x-bakehouse-route")) exchange.offerStory(() => this.#story(timing.requestId));
+      if (timing.requestId) exchange.offerStory(() => this.#story(timing.requestId));
       for await (const read of payloads(response)) {
         const isAtEnd = this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < FOLLOWS_PX;
         this.#take(read, exchange, timing);
@@ -185,7 +180,12 @@ export class Chat {
 
   async #story(requestId) {
     const path = `v1/requests/${encodeURIComponent(requestId)}/explain`;
-    return await this.#api.get(path, new AbortController().signal);
+    try {
+      return JSON.stringify(await this.#api.get(path, new AbortController().signal), null, 2);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return error.message; // of several gateways, another one may know: the next click asks again
+    }
   }
 
   #take(read, exchange, timing) {

@@ -43,7 +43,10 @@ export class KeyForm {
     });
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
-      key.value = this.#input.value.trim();
+      const given = this.#input.value.trim();
+      // What comes along when it is copied, such as a space of no width, no header carries.
+      if (/[^!-~]/.test(given)) return this.refuse("a key has printable ASCII characters alone, and no spaces");
+      key.value = given;
       this.#input.value = "";
       this.#problem.textContent = "";
       this.#show(false);
