@@ -35,7 +35,7 @@ _SAFE_FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 _DIGEST = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()[:12]
-# A warm start holds a lock for some 5 ms, a first one for seconds.
+# A warm start holds a lock for milliseconds, a first one for seconds.
 _LOCK_POLL_S = 0.01
 
 
