@@ -26,20 +26,9 @@ settings.register_profile("others", settings.get_profile("same"), derandomize=Fa
 settings.load_profile("same")
 
 
-# Files whose tests compile kernels for the CPU. One process compiles each once; two at once would do it twice,
-# and Numba's store of machine code is not made for two writers.
-COMPILING = ("tests/kernels/test_", "tests/replica/executors/", "tests/replica/model/test_rounded_products.py")
-
-
-class Scheduling(LoadFileScheduling):
-    """Gives whole files to the processes of `pytest -n`, for what the tests of a module share; see `COMPILING`."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "compiling" if nodeid.startswith(COMPILING) else super()._split_scope(nodeid)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Gives whole files to the processes of `pytest -n`, for what the tests of a module share."""
+    return LoadFileScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

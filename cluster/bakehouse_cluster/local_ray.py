@@ -86,13 +86,16 @@ class LocalRay:
         self.token_path.write_text(secrets.token_hex(32))
         os.environ.update(environment(self._settings, self._folder, self.token_path))
         import ray  # reads the environment set above
-        from ray._private import utils, worker
+        from ray._private import services, utils, worker
         from ray._private.parameter import RayParams
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         # Of a program that dies it would print the last 20 lines of the log; `wait_until_lost` says it in one.
         vars(worker)["print_to_stdstream"] = lambda *_lines, **_options: None
         vars(utils)["set_sigterm_handler"] = lambda _handler: None
+        # Ray shields its processes from a Ctrl-C, but a SIGTERM to our whole group, as `timeout` sends it, would
+        # end them before they are drained.
+        vars(services)["ConsolePopen"] = with_keyword(services.ConsolePopen, start_new_session=True)
         vars(worker)["connect"] = _with_sigterm_held(worker.connect, take_signals)
         # `ray.init` has no arguments for these. The port's default is 52365 for every Ray of a machine. The log
         # monitor reads all logs all the time to print them here, which is not wanted; the dashboard reads the

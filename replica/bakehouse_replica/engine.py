@@ -129,7 +129,7 @@ class Engine:
     @property
     def series(self) -> tuple[Series, ...]:
         """All that this replica counts, as of half a second ago or later."""
-        return self._meter.series
+        return self._meter.series(self._clock())
 
     def start(self) -> None:
         """Begin to serve; once."""
@@ -208,7 +208,7 @@ class Engine:
 
     async def statuses(self) -> tuple[ReplicaStatus, ...]:
         """This replica alone."""
-        problem, counted = self._failure or self._refusal, self._meter.status_series
+        problem, counted = self._failure or self._refusal, self._meter.status_series(self._clock())
         return (ReplicaStatus(card=self._card, load=self._load, problem=problem, counted=counted),)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -259,7 +259,7 @@ class Engine:
         is_idle = self._failure is not None or not self._scheduler.has_work
         if self._failure is None:
             self._meter.audit_if_due(self._scheduler.check, self._clock, is_idle=is_idle)
-        self._refresh_load(is_due=is_idle)
+        self._refresh_load(is_idle=is_idle)
         if is_idle:
             self._tell_drains()
         while True:
@@ -267,6 +267,8 @@ class Engine:
                 command = self._commands.get(block=is_idle)
             except queue.Empty:
                 return True
+            if is_idle:
+                self._meter.wake(self._clock())
             if isinstance(command, Stop):
                 return False
             self._obey(command)
@@ -349,15 +351,15 @@ class Engine:
         if self._on_failure is not None:
             self._on_failure(self._failure)
 
-    def _refresh_load(self, *, is_due: bool) -> None:
+    def _refresh_load(self, *, is_idle: bool) -> None:
         if self._failure is not None:
             return  # the scheduler may be what has failed
         now = self._clock()
-        if is_due or now - self._loaded_s >= LOAD_PERIOD_S:
+        if is_idle or now - self._loaded_s >= LOAD_PERIOD_S:
             self._load, self._loaded_s = self._scheduler.load(), now
-        if is_due or self._meter.is_due(now):
+        if is_idle or self._meter.is_due(now):
             self._scheduler.note(self._load, now)
-            self._meter.take(now, serves=self._refusal is None)
+            self._meter.take(now, serves=self._refusal is None, sleeps=is_idle)
 
     def _finish_steps(self) -> None:
         """So that none is in flight when the executor is closed; after a failure, nobody knows what would come."""
@@ -389,5 +391,5 @@ class Engine:
                 self._drains.append(command.is_idle)
             elif isinstance(command, Explain) and command.answer.set_running_or_notify_cancel():
                 command.answer.set_result({})
-        self._refresh_load(is_due=True)
+        self._refresh_load(is_idle=True)
         self._tell_drains()

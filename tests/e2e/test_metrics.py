@@ -21,7 +21,8 @@ from servers import Server, running, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SLOTS = 3
-N_PROMPT, N_LONG, N_URGENT, N_SHORT = 20, 400, 60, 4
+# The long ones take 40 s: so much time have two clients to wait and leave, and three more to come in between.
+N_PROMPT, N_LONG, N_URGENT, N_SHORT = 20, 800, 60, 4
 N_PROBES = 1  # with which the gateway found that the model answers: a prompt of one token, and one token out
 N_TOKENS = 3 * N_LONG + 3 * N_URGENT + 2 * N_SHORT
 STEP_MS = 50

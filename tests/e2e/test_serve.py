@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -195,24 +196,49 @@ def test_nothing_is_left_of_a_server_that_is_killed(tmp_path: Path, number: sign
         wait_until(lambda: gone(processes), 30, "all gone")
 
 
+def has_started(family: psutil.Process, program: str) -> bool:
+    """Whether one of the processes below runs it."""
+    for child in family.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if program in " ".join(child.cmdline()):
+                return True
+    return False
+
+
+def said_when_interrupted(log: Path, vital: str, number: signal.Signals) -> tuple[int, list[str]]:
+    """The exit status of a server whose whole group gets the signal once `vital` runs, and all that it said."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command("serve", "--port", str(free_port())), stdout=output, stderr=output, start_new_session=True
+        )
+    family = psutil.Process(process.pid)
+    wait_until(lambda: has_started(family, vital), REFUSE_TIMEOUT_S, f"{vital} runs")
+    processes = [family, *family.children(recursive=True)]
+    os.killpg(process.pid, number)
+    status = process.wait(STOP_TIMEOUT_S)
+    assert gone(processes)
+    return status, log.read_text().splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("vital", ["gcs_server", "raylet", "ray::ServeController"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_ray_starts_is_a_quiet_line(tmp_path: Path, vital: str, number: signal.Signals) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command("serve", "--port", str(free_port())), stdout=output, stderr=output)
-    family = psutil.Process(process.pid)
-    wait_until(
-        lambda: any(vital in " ".join(child.cmdline()) for child in family.children(recursive=True)),
-        REFUSE_TIMEOUT_S,
-        f"{vital} runs",
-    )
-    process.send_signal(number)
-    assert process.wait(STOP_TIMEOUT_S) == 128 + number
-    lines = log.read_text().splitlines()
+    status, lines = said_when_interrupted(tmp_path / "log", vital, number)
+    assert status == 128 + number
     assert lines[-1] == "stopped before anything was served; nothing is left running"
     assert all(line[0] in "…✓" for line in lines[:-1]), lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_replicas_start_drains_without_a_word_of_ray_s(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    status, lines = said_when_interrupted(tmp_path / "log", "ServeReplica:bakehouse:Replica", number)
+    assert status == 0
+    assert "drained" in lines[-1]
+    assert all(line[0] in "…✓ " for line in lines), lines  # the blank: of a note that kernels are compiled
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """What an engine tells of its steps, its blocks and its audits."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from bakehouse_replica.core.counts import Distribution
 from bakehouse_replica.core.metric_table import (
     BATCH_FILL,
+    KV_BLOCK_SECONDS,
     KV_BLOCKS,
     KV_CONSISTENT,
     METRICS,
@@ -81,6 +83,35 @@ async def test_a_pool_that_has_lost_a_block_is_found_inconsistent_for_ever_while
         await wait_until_idle(engine)
         assert counted(engine, KV_CONSISTENT) == 0
     assert "the audit of sequences and KV blocks has failed" in caplog.text
+
+
+async def test_the_block_seconds_of_an_idle_replica_go_on_and_never_back() -> None:
+    now, states = [100.0], ("free", "cached", "held")
+    async with engine_with(clock=lambda: now[0]) as engine:
+
+        def block_seconds() -> list[float]:
+            values = [counted(engine, KV_BLOCK_SECONDS, state) for state in states]
+            return [value for value in values if not isinstance(value, Distribution)]
+
+        await collect(engine, request("r"))
+        while not engine._meter._samples.is_asleep:
+            await asyncio.sleep(0.001)
+        n_blocks = [counted(engine, KV_BLOCKS, state) for state in states]
+        assert n_blocks[2] == 0
+        assert n_blocks[1] != 0, "the prompt has left a prefix"
+        before, series = block_seconds(), engine._meter._samples
+        now[0] += 7.0
+        assert block_seconds() == [begun + 7 * n for begun, n in zip(before, n_blocks, strict=True)]  # type: ignore[operator]
+        (status,) = await engine.statuses()
+        found = {one.labels[0]: one.value for one in status.counted if one.name == KV_BLOCK_SECONDS.name}
+        assert [found[state] for state in states] == block_seconds()
+        assert engine._meter._samples is series, "nobody has been woken for it"
+        idle = block_seconds()
+        await collect(engine, request("other"))  # in no time
+        while not engine._meter._samples.is_asleep:
+            await asyncio.sleep(0.001)
+        assert block_seconds() == idle
+    assert sum(idle) == 7 * CAPACITY.n_blocks
 
 
 class Audit:

@@ -40,7 +40,7 @@ from bakehouse_router.request_report import PromptAttempts, RequestReport
 from bakehouse_router.routing import MAX_CANDIDATES, MAX_ROUTINGS, Routing, Routings
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
-from engines import Gate
+from engines import WAIT_S, Gate
 from gateways import MODEL, ScriptedDispatcher, fake_engine, served, settings, tiny_card
 from recording import Lines, kept_lines
 from scripted import SETTINGS, saying, until
@@ -186,7 +186,7 @@ async def test_of_an_answer_cut_by_a_stop_string_the_replica_is_asked_for_the_st
         await http.post(
             COMPLETIONS, json=body(max_tokens=400, stop=stop, ignore_eos=True), headers={"x-request-id": "cut"}
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while only_part(told := await explained(http, "cut"))["story"] is None:
                 await asyncio.sleep(0.01)  # the abort is on its way
     assert told["outcome"] == "complete"
@@ -203,10 +203,10 @@ async def test_a_client_that_leaves_finds_its_story_later(text: ModelText, lines
         asked = body(max_tokens=50, stream=True)
         async with http.stream("POST", COMPLETIONS, json=asked, headers={"x-request-id": "left"}) as reply:
             await anext(reply.aiter_lines())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await lines.arrived()
         gate.open()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while only_part(told := await explained(http, "left"))["story"] is None:
                 await asyncio.sleep(0.01)
     assert (told["outcome"], told["state"]) == ("cancelled", "ended")

@@ -7,7 +7,7 @@ import pytest
 from bakehouse_replica.core.errors import Overloaded
 from bakehouse_router.lanes import Lane
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Visits:

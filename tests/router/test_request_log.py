@@ -24,7 +24,7 @@ from bakehouse_router.request_log import MAX_NAME_CHARS, RequestLog
 from bakehouse_router.request_report import PromptAttempts, RequestReport
 from bakehouse_router.settings import GatewaySettings
 from bakehouse_router.text.model_text import ModelText
-from engines import Gate
+from engines import WAIT_S, Gate
 from gateways import MODEL, ScriptedDispatcher, Step, completion, fake_engine, served
 from recording import GrpcCall, Lines, kept_lines
 from scripted import SETTINGS, saying
@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_is_cancelled_in_the_line(text: ModelText, li
     async with served(text, dispatcher, in_json()) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
         async with http.stream("POST", COMPLETIONS, json={**BODIES[COMPLETIONS], "stream": True}) as reply:
             await anext(reply.aiter_lines())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await dispatcher.closed.wait()
             await lines.arrived()
     line = lines.only()

@@ -263,8 +263,7 @@ KV_BLOCK_SECONDS = _of_replica(
     "kv_block_seconds",
     Kind.COUNTER,
     "block-seconds",
-    "KV blocks over time, by state. `held` is what requests are billed; `free` and `cached` are nobody's. An idle "
-    "replica counts them up with its next request.",
+    "KV blocks over time, by state. `held` is what requests are billed; `free` and `cached` are nobody's.",
     Label("state", ("free", "cached", "held")),
 )
 KV_CONSISTENT = _of_replica(

@@ -95,7 +95,7 @@ def exact(cost: StepCost, sizes: Sequence[StepSize] = SIZES) -> list[Measured]:
     return [Measured(size=size, seconds=cost.seconds(size.plan())) for size in sizes]
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     n_blocks=st.integers(8, 5000),
     block_size=st.sampled_from([1, 16, 32]),
@@ -186,7 +186,7 @@ def test_a_step_that_costs_as_the_model_says_is_fitted_exactly() -> None:
         assert getattr(found, name) == pytest.approx(getattr(COST, name), rel=1e-6), name
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.floats(0.3, 3.0), min_size=len(SIZES), max_size=len(SIZES)))
 def test_no_other_coefficients_from_zero_on_have_smaller_relative_errors(factors: list[float]) -> None:
     """By the conditions of Karush, Kuhn and Tucker, which are sufficient, for the problem is convex."""

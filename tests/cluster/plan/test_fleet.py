@@ -207,7 +207,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[float, Request]]:
     ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     CAPACITIES, POLICIES, arrivals(), st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 2)
 )

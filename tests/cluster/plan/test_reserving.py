@@ -11,7 +11,7 @@ from benchmarks.papers.reserving import (
     reserve_oracle,
     reserve_pow2,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -26,7 +26,6 @@ def result_of(plan: StepPlan) -> StepResult:
     return StepResult(step=plan.step, sampled=sampled, elapsed_s=0.0)
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.integers(1, 300), st.lists(st.tuples(st.integers(1, 80), st.integers(0, 9)), max_size=40))
 def test_ranges_are_disjoint_long_enough_and_join_again(n_slots: int, asked: list[tuple[int, int]]) -> None:
     allocator, held = BuddyAllocator(n_slots), list[tuple[int, int]]()

@@ -65,7 +65,7 @@ class UnevenDriver(Driver):
         return super().step(during, tamper)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS, st.integers(0, 9), st.sampled_from([1, 2]))
 def test_every_block_second_is_on_one_bill_or_nobody_s_and_on_the_right_one(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...], seed: int, max_flights: int
@@ -82,7 +82,7 @@ def test_every_block_second_is_on_one_bill_or_nobody_s_and_on_the_right_one(
     assert time.free + time.cached + time.held == pytest.approx(capacity.n_blocks * elapsed_s, abs=1e-9)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS)
 def test_every_token_that_a_step_computes_is_on_a_bill_by_how_it_came(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...]

@@ -41,7 +41,7 @@ def assert_as_without_overlap(overlapping: Driver, one_by_one: Driver) -> None:
 
 
 @pytest.mark.parametrize("make_executor", [make_fake, make_eventful()], ids=["plain", "eventful"])
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS, st.integers(2, 3), st.integers(0, 9))
 def test_steps_that_overlap_change_no_outcome_and_leak_nothing(
     make_executor: MakeExecutor,

@@ -95,7 +95,7 @@ def test_when_the_one_that_computes_is_preempted_the_urgent_one_computes() -> No
     assert driver.outcome("victim").token_ids == driver.outcome("urgent").token_ids
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 24), st.integers(0, 8), st.booleans()), min_size=2, max_size=8),
     st.integers(1, 30),

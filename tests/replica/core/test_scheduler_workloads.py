@@ -33,7 +33,7 @@ from workloads import (
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS)
 def test_text_never_depends_on_scheduling_and_nothing_leaks(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...]
@@ -46,7 +46,7 @@ def test_text_never_depends_on_scheduling_and_nothing_leaks(
     assert_plans_are_sound(driver, capacity)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS, st.integers(1, 4))
 def test_text_depends_neither_on_how_many_tokens_are_drawn_at_once_nor_on_neighbours_that_fail(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...], tokens_per_step: int
@@ -79,7 +79,7 @@ class FickleDriver(Driver):
         return super().step(during, tamper)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, st.lists(POLICIES, min_size=2, max_size=3), st.integers(1, 2), WORKLOADS)
 def test_text_does_not_depend_on_policies_that_change_along_the_way(
     capacity: Capacity, policies: list[SchedulingPolicy], max_flights: int, workload: tuple[Visit, ...]

@@ -67,7 +67,7 @@ def assert_whole_story_is_true(
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS, st.integers(1, 3))
 def test_in_each_plan_who_waits_has_one_reason_and_the_sums_are_the_time_it_waited(
     tokens_per_step: int,
@@ -86,7 +86,7 @@ def test_in_each_plan_who_waits_has_one_reason_and_the_sums_are_the_time_it_wait
     assert_stories_are_true(driver)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(CAPACITIES, POLICIES, WORKLOADS, st.integers(1, 2))
 def test_a_story_that_is_read_while_it_goes_on_is_true_and_changes_nothing(
     capacity: Capacity, policy: SchedulingPolicy, workload: tuple[Visit, ...], max_flights: int

@@ -81,6 +81,8 @@ async def test_the_numbers_are_those_of_the_engine_while_it_runs_and_after(text:
 
 
 def _has_counted(engine: Engine, n_steps: int) -> bool:
-    told = {series.name: series.value for series in engine._meter.status_series if not series.labels}
+    told = {
+        series.name: series.value for series in engine._meter.status_series(engine._clock()) if not series.labels
+    }
     filled = told.get("bakehouse_batch_fill_ratio")
     return filled is not None and filled.at_most[-1] == n_steps  # type: ignore[union-attr]
