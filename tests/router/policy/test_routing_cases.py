@@ -280,6 +280,31 @@ def test_a_report_of_work_that_ended_a_second_ago_moves_no_prefix() -> None:
     assert fleet.answer("k1", request((*PREFIX, 1))) == home
 
 
+def test_a_prompt_weighs_until_its_first_token_and_its_sequence_until_the_end() -> None:
+    fleet = Fleet("a")
+    asked = request(PREFIX)
+
+    def load() -> tuple[int, int]:
+        (view,) = fleet.table.views(fleet.now)
+        return view.waiting_tokens, view.n_sequences
+
+    fleet.send("1", asked)
+    assert load() == (600, 1)
+    fleet.now += 0.2
+    for _ in range(2):  # the second time nothing changes
+        fleet.table.mark_prefilled("1", fleet.now)
+        assert load() == (0, 1)
+    late = replace(IDLE, version=2, n_running=1, waiting_tokens=600)  # taken before, arrived after
+    fleet.table.update(replace(CARD, replica_id="a"), late, None)
+    assert load() == (0, 1)
+    fleet.now += REPORT_AGE_S + 0.1  # a report that still says so is of another gateway's prompt
+    assert load() == (600, 1)
+    fleet.table.update(replace(CARD, replica_id="a"), replace(IDLE, version=3), None)
+    fleet.table.release("1", "a", fleet.now)
+    fleet.table.mark_prefilled("1", fleet.now)  # known no more
+    assert load() == (0, 0)
+
+
 def test_what_was_sent_is_remembered_up_to_the_size_of_the_replicas_cache() -> None:
     small = replace(CARD, replica_id="a", n_blocks=10)
     fleet = Fleet()
