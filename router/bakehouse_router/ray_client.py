@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from random import Random
@@ -41,18 +42,28 @@ T = TypeVar("T")
 
 
 class KvAwareRouter(RequestRouter):
-    """Serve's request router, deciding by `bakehouse_router.policy`; all calls come from one event loop."""
+    """Serve's request router, deciding by `bakehouse_router.policy`.
+
+    All calls come from one event loop, but for those of `mark_prefilled`, which is for any thread.
+    """
 
     def initialize_state(self, **_kwargs: object) -> None:
         """Called once by Serve in place of a constructor."""
         self._table = ReplicaTable()
+        self._prefilled: deque[tuple[str, float]] = deque()
         self._random = Random()
         self.decisions = dict.fromkeys(ROUTING_REASONS, 0)
         self.routings = Routings()
 
     def views(self) -> list[ReplicaView]:
         """What the policy would be given now."""
+        while self._prefilled:
+            self._table.mark_prefilled(*self._prefilled.popleft())
         return self._table.views(time.monotonic())
+
+    def mark_prefilled(self, internal_request_id: str) -> None:
+        """The first tokens of this call have come. It counts at the next choice."""
+        self._prefilled.append((internal_request_id, time.monotonic()))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -128,10 +139,14 @@ class KvAwareRouter(RequestRouter):
 
 
 class RayCall(Generic[T]):
-    """A `Call` by a handle; errors of Ray and of the replica become ours."""
+    """A `Call` by a handle; errors of Ray and of the replica become ours.
 
-    def __init__(self, response: DeploymentResponseGenerator[T]) -> None:
+    `mark_prefilled` is told the id by which the handle's router knows the call.
+    """
+
+    def __init__(self, response: DeploymentResponseGenerator[T], mark_prefilled: Callable[[str], None]) -> None:
         self._response = response
+        self._mark_prefilled = mark_prefilled
 
     async def next(self) -> T | None:
         """What comes next, None at the end."""
@@ -153,6 +168,10 @@ class RayCall(Generic[T]):
             if task is None or task.cancelling():
                 raise
             raise EngineDead("the replica cancelled the request") from error
+
+    def mark_prefilled(self) -> None:
+        """See `Call`."""
+        self._mark_prefilled(self._response._request_metadata.internal_request_id)
 
     def cancel(self) -> None:
         """End it at the replica, too."""
@@ -196,15 +215,15 @@ class RayCalls:
 
     def generate(self, request: Request) -> RayCall[Delivery]:
         """See `ReplicaCalls`."""
-        return _call(self._generate, request)
+        return self._call(self._generate, request)
 
     def serve(self, request: Request, address: ReturnAddress) -> RayCall[Delivery | Receipt]:
         """See `ReplicaCalls`."""
-        return _call(self._serve, request, address)
+        return self._call(self._serve, request, address)
 
     def subscribe(self, subscribe: Subscribe) -> RayCall[StepMessage]:
         """See `ReplicaCalls`."""
-        return _call(self._subscribe, subscribe)
+        return self._call(self._subscribe, subscribe)
 
     async def ask_all(self, received: Received | None) -> Answers:
         """The answers of those that answer in time; a dead or silent replica simply gives none."""
@@ -230,6 +249,21 @@ class RayCalls:
         answers = await _gathered(calls, EXPLAIN_TIMEOUT_S)
         return tuple(story for answer in answers if isinstance(answer, tuple) for story in answer)
 
+    def _call(self, handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:
+        # An empty context gives each call an internal id of its own. Within a Serve request all calls would share
+        # one, and a second concurrent call under the same id is never routed. Of the caller's only the trace is
+        # kept.
+        context = Context()
+        context.run(attach, get_current() or UNTRACED)
+        response = context.run(handle.remote, *arguments)
+        assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
+        return RayCall(response, self._mark_prefilled)
+
+    def _mark_prefilled(self, internal_request_id: str) -> None:
+        mark: Callable[[str], None] | None = getattr(self._request_router(), "mark_prefilled", None)
+        if mark is not None:
+            mark(internal_request_id)
+
     def _request_router(self) -> object:
         """Serve makes it, one for all options of a handle, from a copy of `KvAwareRouter` that came by pickle, and
         has no other way to it."""
@@ -241,13 +275,3 @@ async def _gathered(calls: Sequence[ReplicaResult], timeout_s: float) -> list[ob
     asked = [asyncio.wait_for(call.get_async(), timeout_s) for call in calls]  # type: ignore[no-untyped-call]
     answers: list[object] = await asyncio.gather(*asked, return_exceptions=True)
     return answers
-
-
-def _call(handle: DeploymentHandle[object], *arguments: object) -> RayCall[T]:
-    # An empty context gives each call an internal id of its own. Within a Serve request all calls would share one,
-    # and a second concurrent call under the same id is never routed. Of the caller's only the trace is kept.
-    context = Context()
-    context.run(attach, get_current() or UNTRACED)
-    response = context.run(handle.remote, *arguments)
-    assert isinstance(response, DeploymentResponseGenerator), "the handle was made with stream=True"
-    return RayCall(response)

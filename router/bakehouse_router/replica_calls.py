@@ -21,6 +21,10 @@ class Call(Protocol[Item_co]):
         """What comes next, None at the end. Raises our own errors: `EngineDead` where the replica is lost."""
         ...
 
+    def mark_prefilled(self) -> None:
+        """The request's first tokens have come, by this call or otherwise: who routes may know. Never raises."""
+        ...
+
     def cancel(self) -> None:
         """End it at the replica, too; dropping it would not. Idempotent, never raises."""
         ...

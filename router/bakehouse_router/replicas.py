@@ -2,7 +2,7 @@
 
 One owner, one thread (the loop that routes). A request's charge is made when its replica is chosen, moved if
 another one accepts it, and released exactly once: when the call ends, when the request is given up before any
-replica has accepted it, or when no acceptance follows in time.
+replica has accepted it, or when no acceptance follows in time. Of its prompt it is released with the first token.
 """
 
 from collections import OrderedDict, deque
@@ -107,6 +107,13 @@ class ReplicaTable:
         charge = self._charges.get(key)
         if charge is not None:
             self._charges[key] = replace(charge, replica_id=replica_id, is_accepted=True)
+
+    def mark_prefilled(self, key: str, now: float) -> None:
+        """The first token has come: no prompt token of the request waits any more. A second call does nothing."""
+        charge = self._charges.get(key)
+        if charge is not None and charge.n_tokens:
+            self._charges[key] = replace(charge, n_tokens=0)
+            self._released.append(replace(charge, n_sequences=0, at_s=now))
 
     def release(self, key: str, replica_id: str, now: float) -> None:
         """The request at `replica_id` has ended; a second call, or one for a charge since moved, does nothing."""

@@ -59,6 +59,7 @@ class StreamingClient:
         n_open = request.params.n
         try:
             delivery = await self._watch.first(call.next(), request)
+            call.mark_prefilled()
             while delivery is not None:
                 n_open -= sum(delta.finish is not None for delta in delivery.deltas)
                 if not n_open:

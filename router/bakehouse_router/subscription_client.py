@@ -67,6 +67,7 @@ class SubscriptionClient:
             reader = asyncio.create_task(self._read(call, receiver))
             try:
                 delivery = await self._watch.first(receiver.take(), request)
+                call.mark_prefilled()
                 while True:
                     if receiver.is_finished:
                         # So that its charge is released before the client can ask again: see `StreamingClient`.

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import TypedDict, Unpack, cast
 
 import pytest
@@ -326,6 +328,7 @@ class Handle:
         self.ways: dict[str, bool] = {}  # by method that was called: whether its arguments went by reference
         self.n_asked = 0
         self.is_asked = asyncio.Event()
+        self.router: KvAwareRouter | None = None
 
     def options(self, **chosen: Unpack[Options]) -> "HandleWith":
         return HandleWith(self, chosen)
@@ -337,6 +340,7 @@ class HandleWith:
     def __init__(self, handle: Handle, options: Options) -> None:
         self._handle = handle
         self._options = options
+        self._router = SimpleNamespace(_asyncio_router=SimpleNamespace(_request_router=handle.router))
 
     def options(self, **chosen: Unpack[Options]) -> "HandleWith":
         return HandleWith(self._handle, self._options | chosen)
@@ -360,6 +364,10 @@ class HandleWith:
 
 def calls_by(handle: Handle) -> RayCalls:
     return RayCalls(cast(DeploymentHandle[object], handle), status_timeout_s=0.05)
+
+
+def call_of(response: DeploymentResponseGenerator[Delivery]) -> RayCall[Delivery]:
+    return RayCall(response, lambda internal_request_id: None)
 
 
 def client(handle: Handle, *, clock: Callable[[], float] = time.monotonic) -> StreamingClient:
@@ -498,7 +506,7 @@ async def test_a_call_that_a_replica_has_taken_is_cancelled_there_once(is_seen: 
     if is_seen:
         await response._fetch_future_result_async()
 
-    RayCall(response).cancel()
+    call_of(response).cancel()
 
     assert taken.n_cancels == 1
 
@@ -507,11 +515,26 @@ async def test_a_call_that_is_still_being_routed_is_cancelled_there() -> None:
     routing: asyncio.Future[ReplicaResult] = asyncio.get_running_loop().create_future()
     metadata = RequestMetadata(request_id="r", internal_request_id="i")
 
-    RayCall(
+    call_of(
         DeploymentResponseGenerator[Delivery](routing, metadata, _is_router_running_in_separate_loop=False)
     ).cancel()
 
     assert routing.cancelled()
+
+
+async def test_the_router_hears_of_a_call_s_first_tokens() -> None:
+    a = Replica("a")
+    made = router(a)
+    handle = Handle(Response([delivery(), delivery(finish=FinishReason.STOP)]))
+    handle.router = made
+    await made.choose_replicas([a], pending(request(), "i"))
+    assert [view.waiting_tokens for view in made.views()] == [64]
+
+    async with aclosing(client(handle).generate(request())) as stream:
+        await anext(stream)
+
+        assert [view.waiting_tokens for view in made.views()] == [0]
+        assert in_flight(made) == {"a": 1}
 
 
 async def test_a_call_whose_choices_have_all_ended_is_left_alone() -> None:

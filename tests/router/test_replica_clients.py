@@ -85,15 +85,21 @@ async def test_log_probabilities_and_the_replica_s_name_come_along(make_client: 
     assert [len(delta.prompt_logprobs) for delta in deltas if delta.prompt_logprobs] == [19]
 
 
-async def test_the_first_token_does_not_wait_for_the_second(make_client: MakeClient) -> None:
+async def test_the_first_token_does_not_wait_for_the_second_and_the_call_is_told(make_client: MakeClient) -> None:
     gate = Gate()
     async with engine_with(gate.before_step) as engine:
-        calls = LocalCalls(LocalReplica(engine))
+        replica = LocalReplica(engine)
+        calls = LocalCalls(replica)
         client = make_client(calls)
         await settled(client, calls)
         async with aclosing(client.generate(request("a"))) as stream:
+            coming = asyncio.ensure_future(anext(stream))
+            while not replica.requests:
+                await asyncio.sleep(0)
+            assert not replica.requests[0].is_prefilled
             gate.allow(1)
-            (delta,) = (await anext(stream)).deltas
+            (delta,) = (await coming).deltas
+            assert replica.requests[0].is_prefilled
             gate.open()
     assert (delta.start, len(delta.token_ids)) == (0, 1)
 

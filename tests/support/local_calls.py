@@ -32,6 +32,7 @@ class LocalCall(Generic[T]):
         self.n_taken = 0
         self.end_was_taken = False
         self.was_cancelled = False
+        self.is_prefilled = False
         self._broken_by: Exception | None = None
         self.task = asyncio.create_task(self._run(items))
 
@@ -48,6 +49,9 @@ class LocalCall(Generic[T]):
         self.n_taken += item is not None
         self.end_was_taken = item is None
         return item
+
+    def mark_prefilled(self) -> None:
+        self.is_prefilled = True
 
     def cancel(self) -> None:
         self.was_cancelled = self.was_cancelled or not self.task.done()

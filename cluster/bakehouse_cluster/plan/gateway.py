@@ -2,7 +2,7 @@
 
 Queue (`bakehouse_router.admission`), record (`bakehouse_router.replicas`) and policy (`bakehouse_router.policy`)
 are those of production, fed as there: a request is charged where it is sent, accepted at once, and released when
-it has ended; a place in the queue is left with the first token.
+it has ended; with the first token it leaves its place in the queue, and no prompt of it waits any more.
 """
 
 from collections import Counter
@@ -91,6 +91,7 @@ class SimulatedGateway:
             if delta.token_ids:
                 if stream.first_s is None:
                     self._places[delta.request_id].leave()
+                    self._table.mark_prefilled(delta.request_id, now)
                 stream.take(delta.choice, len(delta.token_ids), now)
             if delta.usage is not None:
                 stream.n_cached = delta.usage.cached_tokens

@@ -109,7 +109,7 @@ def _score(request: Request, view: ReplicaView, even_share: float, digests: tupl
         replica_id=view.replica_id,
         n_uncached_tokens=n_uncached,
         n_waiting_tokens=waiting_tokens(view),
-        n_sequence_tokens=sequence_tokens(view),
+        n_sequence_tokens=sequence_tokens(view, n_uncached),
         n_shortage_tokens=shortage_tokens(view, n_uncached),
         skipped=no_slot(view) or is_hot(view, even_share, request.params.n),
         digests=digests,

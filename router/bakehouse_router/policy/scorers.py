@@ -1,7 +1,9 @@
-"""What a request would cost at a candidate, in tokens of work ahead of its first output token.
+"""What a request would cost at a candidate: by how many tokens of work it delays itself and those who are there.
 
 A cost in one unit instead of scores in [0, 1]: a prompt token computed here and one waited for there weigh the
-same by nature, so there are no weights to tune and a choice can be explained by adding four numbers.
+same by nature, so there are no weights to tune and a choice can be explained by adding four numbers. Others count,
+too: where each request seeks but its own first token, a replica that is behind for a moment sends its prefixes
+away, to be computed again where they displace others, and so it goes on (docs/papers.md, llm-d).
 """
 
 from bakehouse_replica.core.types import Request
@@ -27,9 +29,12 @@ def waiting_tokens(view: ReplicaView) -> int:
     return view.waiting_tokens
 
 
-def sequence_tokens(view: ReplicaView) -> int:
-    """The drag of the sequences that share each step."""
-    return SEQUENCE_TOKENS * view.n_sequences
+def sequence_tokens(view: ReplicaView, n_uncached: int) -> int:
+    """What the sequences there are delayed by in all: each by the prompt's computation and by the decode rows.
+
+    Those that come while it is computed are as many, in a steady state, as those that are here.
+    """
+    return (n_uncached + SEQUENCE_TOKENS) * view.n_sequences
 
 
 def shortage_tokens(view: ReplicaView, n_uncached: int) -> int:

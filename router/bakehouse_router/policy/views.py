@@ -6,7 +6,8 @@ request is counted twice and none is missed:
 
     fresh     sent within the report's possible age: counted whole, the report may not show it yet
     settled   sent earlier: its prefill counts for at most what the replica still reports as waiting
-    released  ended within the report's possible age: the report may still show it, so it explains a part of it
+    released  ended within the report's possible age: the report may still show it, so it explains a part of it;
+              a prefill ends with the first token, a sequence with the last
     foreign   whatever the report shows beyond all of these: other gateways' requests
 """
 
@@ -22,7 +23,10 @@ DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoad:
-    """What this router has in flight at one replica; prefill tokens are those expected at dispatch."""
+    """What this router has in flight at one replica.
+
+    Prefill tokens are those expected at dispatch, of requests whose first token has not come.
+    """
 
     n_sequences: int = 0
     fresh_tokens: int = 0

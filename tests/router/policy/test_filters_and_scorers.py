@@ -115,9 +115,19 @@ def test_waiting_tokens_are_other_requests_prefill(reported: int, expected: int)
     assert waiting_tokens(ReplicaView(card=CARD, load=replace(LOAD, waiting_tokens=reported))) == expected
 
 
-@pytest.mark.parametrize("n_sequences", [0, 1, 64])
-def test_each_sequence_costs_a_block_of_prefill(n_sequences: int) -> None:
-    assert sequence_tokens(holding(n_sequences)) == SEQUENCE_TOKENS * n_sequences
+@pytest.mark.parametrize(
+    ("n_sequences", "n_uncached", "expected"),
+    [
+        pytest.param(0, 6000, 0, id="nobody to delay"),
+        pytest.param(1, 1, 33, id="one that decodes beside"),
+        pytest.param(3, 1200, 3 * 1232, id="each by the prompt and by the answer"),
+    ],
+)
+def test_each_sequence_is_delayed_by_what_the_request_brings(
+    n_sequences: int, n_uncached: int, expected: int
+) -> None:
+    assert SEQUENCE_TOKENS == 32
+    assert sequence_tokens(holding(n_sequences), n_uncached) == expected
 
 
 @pytest.mark.parametrize(

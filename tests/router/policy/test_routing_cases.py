@@ -173,6 +173,29 @@ def test_affinity_survives_a_neighbour_that_only_decodes() -> None:
     assert fleet.choose(request((*PREFIX, 2))).ranked[0].replica_id == home
 
 
+@pytest.mark.parametrize(
+    ("n_running", "waiting_tokens", "goes_home"),
+    [
+        pytest.param((4, 4), 2900, True, id="home 8 + 2900 + 4 * 40 = 3068, elsewhere 600 + 4 * 632 = 3128"),
+        pytest.param((4, 4), 3000, False, id="home 3168"),
+        pytest.param((4, 0), 0, True, id="home 168, on the idle one 600"),
+        pytest.param((4, 0), 500, False, id="home 668"),
+    ],
+)
+def test_a_prefix_leaves_its_home_where_that_delays_all_together_less(
+    n_running: tuple[int, int], waiting_tokens: int, goes_home: bool
+) -> None:
+    asked, fleet = request(PREFIX), Fleet()  # 592 of its 600 tokens are cached at home
+    for name, n, waits, cached in (
+        ("home", n_running[0], waiting_tokens, resident(asked, CARD)),
+        ("other", n_running[1], 0, ()),
+    ):
+        load = replace(IDLE, n_running=n, waiting_tokens=waits, resident=cached)
+        fleet.table.update(replace(CARD, replica_id=name), load, None)
+
+    assert (fleet.choose(asked).ranked[0].replica_id == "home") == goes_home
+
+
 def test_c58_a_replica_restarted_with_another_block_size_is_learned_anew() -> None:
     fleet = Fleet("a")
     asked = request(PREFIX)
@@ -217,7 +240,7 @@ def test_a_choice_explains_itself_with_numbers() -> None:
     )
 
     assert str(choose(request(PREFIX), [view], Random(0))) == (
-        "a: 984 = 600 uncached + 200 waiting + 64 sequences + 120 short"
+        "a: 2184 = 600 uncached + 200 waiting + 1264 sequences + 120 short"
     )
 
 
@@ -255,6 +278,31 @@ def test_a_report_of_work_that_ended_a_second_ago_moves_no_prefix() -> None:
     fleet.now += 1.0
     fleet.table.update(replace(CARD, replica_id=home), late, None)
     assert fleet.answer("k1", request((*PREFIX, 1))) == home
+
+
+def test_a_prompt_weighs_until_its_first_token_and_its_sequence_until_the_end() -> None:
+    fleet = Fleet("a")
+    asked = request(PREFIX)
+
+    def load() -> tuple[int, int]:
+        (view,) = fleet.table.views(fleet.now)
+        return view.waiting_tokens, view.n_sequences
+
+    fleet.send("1", asked)
+    assert load() == (600, 1)
+    fleet.now += 0.2
+    for _ in range(2):  # the second time nothing changes
+        fleet.table.mark_prefilled("1", fleet.now)
+        assert load() == (0, 1)
+    late = replace(IDLE, version=2, n_running=1, waiting_tokens=600)  # taken before, arrived after
+    fleet.table.update(replace(CARD, replica_id="a"), late, None)
+    assert load() == (0, 1)
+    fleet.now += REPORT_AGE_S + 0.1  # a report that still says so is of another gateway's prompt
+    assert load() == (600, 1)
+    fleet.table.update(replace(CARD, replica_id="a"), replace(IDLE, version=3), None)
+    fleet.table.release("1", "a", fleet.now)
+    fleet.table.mark_prefilled("1", fleet.now)  # known no more
+    assert load() == (0, 0)
 
 
 def test_what_was_sent_is_remembered_up_to_the_size_of_the_replicas_cache() -> None:
