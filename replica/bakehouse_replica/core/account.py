@@ -17,7 +17,10 @@ between two steps (an abort) counts as of the step before.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.types import Cost
+
+_new_cost = maker_of(Cost)
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +37,7 @@ class Bill:
 
     def total(self, cached_tokens: int) -> Cost:
         """The cost of a call that holds nothing any more."""
-        return Cost(
+        return _new_cost(
             block_seconds=self.block_seconds,
             computed_tokens=self.computed_tokens,
             cached_tokens=cached_tokens,
@@ -53,51 +56,57 @@ class PoolTime:
 
 
 class Account:
-    """The readings of a pool's blocks, and the pool's time."""
+    """The readings of a pool's blocks, and the pool's time. Others read `now` and `time`, and change neither."""
 
     def __init__(self, n_blocks: int) -> None:
         self.time = PoolTime()
         self._readings = [0.0] * n_blocks
         self._read_at = [0.0] * n_blocks
         self._began_at: float | None = None  # known from the first `advance` on; nothing is held before
-        self._now = 0.0
+        self.now = 0.0
 
     @property
     def elapsed_s(self) -> float:
         """Since the first moment that the driver told."""
-        return 0.0 if self._began_at is None else self._now - self._began_at
+        return 0.0 if self._began_at is None else self.now - self._began_at
 
     def advance(self, now: float, *, n_free: int, n_cached: int, n_held: int) -> None:
         """It is `now`; since the last time, so many blocks were in each state. Never goes back."""
         if self._began_at is None:
-            self._began_at = self._now = now
-        passed_s = now - self._now
+            self._began_at = self.now = now
+        passed_s = now - self.now
         if passed_s > 0.0:
             time = self.time
             time.free += n_free * passed_s
             time.cached += n_cached * passed_s
             time.held += n_held * passed_s
-            self._now = now
+            self.now = now
 
     def begin(self, block_id: int) -> None:
         """Somebody takes a block that nobody holds."""
         self._readings[block_id] = 0.0
-        self._read_at[block_id] = self._now
+        self._read_at[block_id] = self.now
 
     def change(self, block_id: int, n_holders: int) -> None:
         """The number of the block's holders is about to change; it was `n_holders` until now."""
         if not n_holders:
             self.begin(block_id)
             return
-        self._readings[block_id] += (self._now - self._read_at[block_id]) / n_holders
-        self._read_at[block_id] = self._now
+        self._readings[block_id] += (self.now - self._read_at[block_id]) / n_holders
+        self._read_at[block_id] = self.now
 
     def reading(self, block_ids: Iterable[int], n_holders: Sequence[int]) -> float:
         """The readings of these blocks as they are now, added up; `n_holders`: of each block of the pool.
 
         A block that nobody holds any more keeps its reading until it is taken again.
         """
-        return sum([self._reading(block_id, n_holders[block_id]) for block_id in block_ids])
+        now, readings, read_at = self.now, self._readings, self._read_at
+        return sum(
+            [
+                readings[block_id] + ((now - read_at[block_id]) / n if (n := n_holders[block_id]) else 0.0)
+                for block_id in block_ids
+            ]
+        )
 
     def check(self, bills: float) -> None:
         """Asserts that both accounts agree; `bills`: all there have been, up to now."""
@@ -109,8 +118,3 @@ class Account:
         assert abs(bills - time.held) <= tolerance, (
             f"bills of {bills} block-seconds; blocks were held for {time.held}"
         )
-
-    def _reading(self, block_id: int, n_holders: int) -> float:
-        if not n_holders:
-            return self._readings[block_id]
-        return self._readings[block_id] + (self._now - self._read_at[block_id]) / n_holders

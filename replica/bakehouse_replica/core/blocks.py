@@ -83,6 +83,11 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def now(self) -> float:
+        """The moment of the last `advance`."""
+        return self._account.now
+
+    @property
     def time(self) -> PoolTime:
         """Block-seconds by state, up to the moment of the last `advance`. Others read it."""
         return self._account.time

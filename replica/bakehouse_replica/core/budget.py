@@ -33,12 +33,14 @@ def _share_further(grants: dict[Sequence, int], n_tokens: int) -> int:
 class StepBudget:
     """Tokens granted to each sequence in this step, and prefill tokens left to grant.
 
-    `prefilling`: who was granted some of the latter, those included from whom they were withdrawn.
+    `prefilling`: who was granted some of the latter, those included from whom they were withdrawn. `is_ample`:
+    whoever ran before this step is granted all that it misses.
     """
 
     prefill_left: int
     grants: dict[Sequence, int] = field(default_factory=dict)
     prefilling: list[Sequence] = field(default_factory=list)
+    is_ample: bool = False
 
     @classmethod
     def shared_among(
@@ -64,7 +66,7 @@ class StepBudget:
         if grants:
             n_prefill = min(n_prefill, policy.max_prefill_tokens)
         n_reserved = n_prefill // 2 if long else 0
-        budget = cls(n_prefill - n_reserved, grants)
+        budget = cls(n_prefill - n_reserved, grants, is_ample=not short and not long and not n_further)
         for sequence in short:
             budget.grant(sequence)
         n_left_by_short = budget.prefill_left

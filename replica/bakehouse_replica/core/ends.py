@@ -4,16 +4,15 @@ Their terminal deltas wait here until the driver takes them. Whoever has ended i
 """
 
 from collections import OrderedDict
-from dataclasses import replace
 
 from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.recent import RecentIds
 from bakehouse_replica.core.roster import Roster
-from bakehouse_replica.core.sequence import Sequence
+from bakehouse_replica.core.sequence import NO_NEWS, Sequence
 from bakehouse_replica.core.stories import Stories
 from bakehouse_replica.core.story import Story
 from bakehouse_replica.core.tally import Tally
-from bakehouse_replica.core.types import Failure, FailureKind, FinishReason, TokenDelta
+from bakehouse_replica.core.types import Draw, Failure, FailureKind, FinishReason, TokenDelta
 
 # Whoever cancels has left before the last delta, and may ask for the story a little later; 1 kB each, as a rule.
 REMEMBERED_STORIES = 256
@@ -43,25 +42,22 @@ class Ends:
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         """Ends a sequence with terminal deltas, which wait to be taken."""
-        self._outbox += self.ended(sequence, sequence.ends(reason, failure))
+        self._outbox += self.ended(sequence, reason, failure)
 
-    def ended(self, sequence: Sequence, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """Forgets a sequence that ends with these deltas; the last one of its request tells its story and cost.
+    def ended(
+        self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None, news: Draw = NO_NEWS
+    ) -> list[TokenDelta]:
+        """Forgets a sequence that ends with these news; returns its terminal deltas.
 
-        The request is remembered then.
+        The last one of its request tells story and cost, and the request is remembered.
         """
         cost, story = self._roster.end(sequence), self._stories.end(sequence)
-        if cost is None or story is None:  # both: other choices live on
-            return deltas
-        request_id, reason = sequence.call.request.request_id, deltas[-1].finish
-        assert reason is not None, "these deltas end the sequence"
-        self._ended.remember(request_id)
-        self._tally.end(sequence, reason)
-        if reason is FinishReason.CANCELLED:
-            self._cancelled[request_id] = story
-            if len(self._cancelled) > REMEMBERED_STORIES:
-                self._cancelled.popitem(last=False)
-        return [*deltas[:-1], replace(deltas[-1], cost=cost, story=story)]
+        if story is not None:
+            self._ended.remember(sequence.call.request.request_id)
+            self._tally.end(sequence, reason)
+            if reason is FinishReason.CANCELLED:
+                self._keep(sequence.call.request.request_id, story)
+        return sequence.last_deltas(news, reason, failure, cost=cost, story=story)
 
     def story_of_cancelled(self, request_id: str) -> Story | None:
         """The story of a request that was cancelled not long ago."""
@@ -88,3 +84,8 @@ class Ends:
         """The terminal deltas that have arisen since the last call, oldest first."""
         deltas, self._outbox = self._outbox, []
         return deltas
+
+    def _keep(self, request_id: str, story: Story) -> None:
+        self._cancelled[request_id] = story
+        if len(self._cancelled) > REMEMBERED_STORIES:
+            self._cancelled.popitem(last=False)

@@ -32,10 +32,8 @@ class Flight:
     @property
     def may_be_overtaken(self) -> bool:
         """Whether the next step may be planned before its result is known."""
-        return all(
-            chunk.sample is None or sequence.may_run_ahead
-            for chunk, sequence in zip(self.plan.chunks, self.sequences, strict=True)
-        )
+        chunks = zip(self.plan.chunks, self.sequences, strict=True)
+        return all([sequence.may_run_ahead for chunk, sequence in chunks if chunk.sample is not None])
 
     def check(self, result: StepResult) -> None:
         """Asserts that the result has what the plan asks for, and nothing else, in the plan's order."""

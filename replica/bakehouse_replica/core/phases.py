@@ -55,9 +55,9 @@ class Phases:
         if not self._roster.waiting or not running:
             return []
         urgent = self._roster.waiting[0]
-        n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
-        if n_outranked == 0:
+        if running[-1].order[0] <= urgent.order[0]:  # the last in order
             return []
+        n_outranked = sum(sequence.order[0] > urgent.order[0] for sequence in running)
         hits = self._roster.match(urgent)
         if not self._may_prefill(urgent.n_needed - len(hits) * self._pool.block_size):
             return []
@@ -133,6 +133,8 @@ class Phases:
     def fill(self, budget: StepBudget, going_on: Iterable[Sequence]) -> list[BlockCopy]:
         """Gives what is left to unfinished prefills; the copies that this needs."""
         copies: list[BlockCopy] = []
+        if budget.is_ample:
+            return copies
         for sequence in going_on:
             if budget.prefill_left == 0:
                 break

@@ -56,7 +56,8 @@ class Room:
         n_claimed, n_slots_used, size = 0, 0, pool.block_size
         for sequence in staying:
             n_slots_used += len(sequence.seeds)
-            n_claimed += -(-sequence.n_needed // size) - len(sequence.block_table)
+            n_needed = len(sequence.tokens) - sequence.n_needless  # a property costs a step with a queue 2 %
+            n_claimed += -(-n_needed // size) - len(sequence.block_table)
         n_claimed += n_slots_used - len(staying)
         return cls(
             slots_left=n_slots - n_slots_used,

@@ -108,7 +108,7 @@ class Scheduler:
         self._pool = pool_type(n_blocks=capacity.n_blocks, block_size=capacity.block_size, hash_key=hash_key)
         self._tally = Tally(replica_counts() if counts is None else counts, capacity)
         self._roster = Roster(pool=self._pool, n_slots=n_slots_of(capacity))
-        self._stories = Stories()
+        self._stories = Stories(self._pool)
         self._ends = Ends(roster=self._roster, pool=self._pool, tally=self._tally, stories=self._stories)
         self._phases = Phases(
             roster=self._roster,
@@ -157,7 +157,7 @@ class Scheduler:
         if not is_aborted and len(self._roster.waiting) >= self._policy.max_waiting_requests:
             raise Overloaded(f"{len(self._roster.waiting)} requests are waiting, which is the limit")
         self._version += 1
-        self._advance(now)
+        self._pool.advance(now)
         self._ends.begin_anew(request.request_id)
         sequence = self._enter(request, n_output_limit, now)
         sequence.call.story.prepared_s = prepared_s
@@ -189,7 +189,7 @@ class Scheduler:
         assert len(flights) < self._capacity.max_flights, (
             f"step {flights[0].plan.step} is in flight, {len(flights)} in all; apply its result first"
         )
-        self._advance(now)
+        self._pool.advance(now)
         if is_ahead and not flights[-1].may_be_overtaken:
             self._await_apply(WaitReason.DRAW_IN_FLIGHT)
             return None
@@ -229,7 +229,7 @@ class Scheduler:
         self._version += 1
         self._measure(now - max(flight.planned_at, self._applied_at))
         self._applied_at = now
-        self._advance(now)
+        self._pool.advance(now)
         self._tally.begin_apply(now)
         sampled, scored = iter(result.sampled), iter(result.scored)
         deltas: list[TokenDelta] = []
@@ -259,7 +259,7 @@ class Scheduler:
 
     def explain(self, request_id: str, now: float) -> Story | None:
         """The story so far of a request that is alive, or that of one that was cancelled not long ago."""
-        self._stories.note_time(now)
+        self._pool.advance(now)
         call = self._roster.calls.get(request_id)
         return self._ends.story_of_cancelled(request_id) if call is None else self._stories.story_of(call)
 
@@ -294,11 +294,6 @@ class Scheduler:
         self._stories.check()
         check_flights(self._flights, (*self._roster.waiting, *self._roster.running))
 
-    def _advance(self, now: float) -> None:
-        """It is `now`: accounts and stories count up to here."""
-        self._pool.advance(now)
-        self._stories.note_time(now)
-
     def _enter(self, request: Request, n_output_limit: int, now: float) -> Sequence:
         seed = request.params.seed
         assert seed is not None, "output_limit() refuses requests without a seed"
@@ -326,7 +321,7 @@ class Scheduler:
         if not budget.grants:
             assert not self.has_work or self._flights, "sequences are left, but none of them can go on"
             return None
-        chunks = tuple(sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items())
+        chunks = tuple([sequence.book(n_tokens) for sequence, n_tokens in budget.grants.items()])
         for sequence in budget.prefilling:
             sequence.call.story.n_chunks += sequence in budget.grants
         plan = StepPlan(step=self._n_steps, copies=tuple(copies), chunks=chunks)
@@ -345,7 +340,7 @@ class Scheduler:
         failure = None
         if reason is FinishReason.ERROR:
             failure = Failure(kind=FailureKind.DRAW, message=draw.failure or "")
-        (delta,) = self._ends.ended(choice, [choice.delta(kept, reason, failure)])
+        (delta,) = self._ends.ended(choice, reason, failure, kept)
         return delta
 
     def _end_scored(self, sequence: Sequence) -> list[TokenDelta]:
@@ -353,7 +348,7 @@ class Scheduler:
         reason = sequence.finish_reason()
         if reason is None or sequence.call.owes_scores:
             return []
-        return self._ends.ended(sequence, sequence.ends(reason))
+        return self._ends.ended(sequence, reason)
 
     def _measure(self, elapsed_s: float) -> None:
         weight = STEP_TIME_WEIGHT if self._step_time_s else 1.0

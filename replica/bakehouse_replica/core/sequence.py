@@ -35,8 +35,10 @@ from enum import Enum, auto
 from bakehouse_replica.core.call import Call
 from bakehouse_replica.core.hashing import choice_seed
 from bakehouse_replica.core.maker import maker_of
+from bakehouse_replica.core.story import Story
 from bakehouse_replica.core.types import (
     Chunk,
+    Cost,
     Draw,
     Failure,
     FinishReason,
@@ -46,9 +48,10 @@ from bakehouse_replica.core.types import (
     Usage,
 )
 
-_NOTHING = Draw(token_ids=())
+NO_NEWS = Draw(token_ids=())
 _PLACEHOLDER = 0  # as chunks carry it; `n_awaited` says which tokens are such
-_new_chunk, _new_sample, _new_delta = maker_of(Chunk), maker_of(Sample), maker_of(TokenDelta)
+_new_chunk, _new_sample = maker_of(Chunk), maker_of(Sample)
+_new_delta, _new_usage = maker_of(TokenDelta), maker_of(Usage)
 
 
 class Status(Enum):
@@ -241,45 +244,69 @@ class Sequence:
         bill.recomputed_tokens += max(0, min(n_computed, n_given) - max(n_new, self.n_prompt))
         self.n_reached = max(n_computed, self.n_reached)
 
-    def ends(self, finish: FinishReason, failure: Failure | None = None) -> list[TokenDelta]:
-        """Terminal deltas without tokens, for each choice that it is or would have become."""
-        return [self.delta(_NOTHING, finish, failure, n_further) for n_further in range(len(self.seeds))]
-
-    def delta(
-        self,
-        news: Draw,
-        finish: FinishReason | None = None,
-        failure: Failure | None = None,
-        n_further: int = 0,
-    ) -> TokenDelta:
-        """The news of this choice, or of one so much further on that it would have become.
-
-        `news` is what was appended last; `finish` says whether the choice ends with that.
-        """
-        call, choice = self.call, self.choice + n_further
-        request, n_output = call.request, len(self.tokens) - self.n_awaited - self.n_prompt
-        start = n_output - len(news.token_ids)
-        is_first = start == len(request.prior_output)
-        usage = None
-        # With the first tokens too: whoever ends the choice by a stop string never sees the last delta.
-        if finish is not None or is_first:
-            # The prompt's counts are the request's: equal in all of its choices, not to be summed over them.
-            usage = Usage(
-                prompt_tokens=self.n_prompt,
-                cached_tokens=call.cached_tokens or 0,
-                completion_tokens=n_output,
-                queue_s=call.queue_s,
-            )
+    def delta(self, news: Draw) -> TokenDelta:
+        """The news of this choice, which goes on; they are what was appended last."""
+        request, token_ids = self.call.request, news.token_ids
+        start = len(self.tokens) - self.n_awaited - self.n_prompt - len(token_ids)
+        if start == len(request.prior_output):
+            # Usage with the first tokens too: whoever ends the choice by a stop string never sees the last delta.
+            return self._told(news, start, self.choice)
         return _new_delta(
             request_id=request.request_id,
+            choice=self.choice,
+            start=start,
+            token_ids=token_ids,
+            logprobs=news.logprobs,
+        )
+
+    def last_deltas(
+        self,
+        news: Draw,
+        finish: FinishReason,
+        failure: Failure | None,
+        *,
+        cost: Cost | None,
+        story: Story | None,
+    ) -> list[TokenDelta]:
+        """Terminal deltas with these news, for each choice that it is or would have become.
+
+        `cost` and `story`: of the whole call, told with the last of them.
+        """
+        start, last = self.n_output - len(news.token_ids), self.choice + len(self.seeds) - 1
+        deltas = [self._told(news, start, choice, finish, failure) for choice in range(self.choice, last)]
+        return [*deltas, self._told(news, start, last, finish, failure, cost, story)]
+
+    def _told(
+        self,
+        news: Draw,
+        start: int,
+        choice: int,
+        finish: FinishReason | None = None,
+        failure: Failure | None = None,
+        cost: Cost | None = None,
+        story: Story | None = None,
+    ) -> TokenDelta:
+        """The first or last delta of a choice, which tell more than tokens."""
+        call = self.call
+        is_first = start == len(call.request.prior_output)
+        return _new_delta(
+            request_id=call.request.request_id,
             choice=choice,
             start=start,
             token_ids=news.token_ids,
             logprobs=news.logprobs,
             prompt_logprobs=call.take_scores() if is_first and choice == 0 else (),
             finish=finish,
-            usage=usage,
+            # The prompt's counts are the request's: equal in all of its choices, not to be summed over them.
+            usage=_new_usage(
+                prompt_tokens=self.n_prompt,
+                cached_tokens=call.cached_tokens or 0,
+                completion_tokens=start + len(news.token_ids),
+                queue_s=call.queue_s,
+            ),
             failure=failure,
+            cost=cost,
+            story=story,
         )
 
     def _end_at(self, n_known: int) -> FinishReason | None:

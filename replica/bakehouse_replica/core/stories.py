@@ -17,11 +17,14 @@ the time: there a wait ends at the latest moment that the scheduler has been tol
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bakehouse_replica.core.blocks import BlockPool
 from bakehouse_replica.core.call import Call
+from bakehouse_replica.core.maker import maker_of
 from bakehouse_replica.core.sequence import Sequence, Status
 from bakehouse_replica.core.story import Admitted, Preempted, PreemptionRule, Story, Waited, WaitReason
 
 _COMMON = tuple((reason, is_behind) for is_behind in (False, True) for reason in WaitReason)
+_new_waited, _new_admitted = maker_of(Waited), maker_of(Admitted)
 _INDEX = {cause: index for index, cause in enumerate(_COMMON)}
 
 
@@ -42,9 +45,9 @@ class Wait:
 class Stories:
     """The stories of one scheduler's calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool  # which knows what time it is
         self._waits: dict[Sequence, Wait] = {}
-        self._now = float("-inf")
         self._step = 0
         self._n_plans = 0
         self._common: int | None = None  # as an index of `_COMMON`
@@ -56,13 +59,9 @@ class Stories:
         self._own: list[Sequence] = []  # what the plan before looked at
         self._fresh: dict[Sequence, None] = {}  # what has come since
 
-    def note_time(self, now: float) -> None:
-        """The scheduler has been told the time."""
-        self._now = now
-
     def enter(self, sequence: Sequence) -> None:
         """It has come into the queue, for the first time or again."""
-        self._waits[sequence] = Wait(WaitReason.NEXT_PLAN, self._now, self._n_plans)
+        self._waits[sequence] = Wait(WaitReason.NEXT_PLAN, self._pool.now, self._n_plans)
         self._fresh[sequence] = None
 
     # --- A plan -----------------------------------------------------------------------------------------------
@@ -102,9 +101,9 @@ class Stories:
         """It runs from this step on, and holds what it computes in that."""
         self._leave_queue(sequence)
         sequence.call.story.add(
-            Admitted(
+            _new_admitted(
                 choice=sequence.choice,
-                at_s=self._now - sequence.call.arrived_at,
+                at_s=self._pool.now - sequence.call.arrived_at,
                 step=self._step,
                 n_cached_tokens=sequence.n_computed,
                 n_blocks=len(sequence.block_table),
@@ -124,7 +123,7 @@ class Stories:
         sequence.call.story.add(
             Preempted(
                 choice=sequence.choice,
-                at_s=self._now - sequence.call.arrived_at,
+                at_s=self._pool.now - sequence.call.arrived_at,
                 step=self._step,
                 rule=rule,
                 for_priority=for_priority,
@@ -139,7 +138,7 @@ class Stories:
         if sequence in self._waits:
             self._leave_queue(sequence)
         call = sequence.call
-        return None if call.sequences else call.story.told(ended_at_s=self._now - call.arrived_at)
+        return None if call.sequences else call.story.told(ended_at_s=self._pool.now - call.arrived_at)
 
     def story_of(self, call: Call) -> Story:
         """The story of a call that is alive, as of the latest moment known."""
@@ -167,7 +166,7 @@ class Stories:
             return
         for run in self._runs(sequence):
             sequence.call.story.add(run)
-        self._waits[sequence] = turned = Wait(reason, self._now, self._n_plans)
+        self._waits[sequence] = turned = Wait(reason, self._pool.now, self._n_plans)
         if reason is None:
             turned.n_plans, turned.n_seconds = tuple(self._common_plans), tuple(self._common_s)
 
@@ -180,15 +179,15 @@ class Stories:
 
     def _settle(self) -> None:
         if self._common is not None:
-            self._common_s[self._common] += self._now - self._settled_at
-        self._settled_at = self._now
+            self._common_s[self._common] += self._pool.now - self._settled_at
+        self._settled_at = self._pool.now
 
     def _runs(self, sequence: Sequence) -> Iterator[Waited]:
         """The newest stretch up to now, by reason; `_settle` first."""
         wait, at_s = self._waits[sequence], self._waits[sequence].since - sequence.call.arrived_at
         parts: list[tuple[WaitReason, bool, int, float]]
         if wait.reason is not None:
-            parts = [(wait.reason, False, self._n_plans - wait.since_plan, self._now - wait.since)]
+            parts = [(wait.reason, False, self._n_plans - wait.since_plan, self._pool.now - wait.since)]
         else:
             parts = [
                 (*cause, n_plans - n_plans_then, seconds - seconds_then)
@@ -198,7 +197,7 @@ class Stories:
             ]
         for reason, is_behind, n_plans, seconds in parts:
             if n_plans or seconds:
-                yield Waited(
+                yield _new_waited(
                     choice=sequence.choice,
                     at_s=at_s,
                     reason=reason,

@@ -6,8 +6,10 @@ whose requests they were.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from bakehouse_replica.core.maker import maker_of
 
 # Of a story's entries, the first and the last are kept; those between them live on in its sums. A request that is
 # preempted every few steps for an hour has thousands; one that waits and runs has two to six.
@@ -121,6 +123,10 @@ class ToldStory:
     story: Story
 
 
+_Sums = dict[tuple[WaitReason, bool], tuple[int, float]]  # plans and seconds, by cause
+_new_sum, _new_story = maker_of(WaitSum), maker_of(Story)
+
+
 @dataclass(slots=True, eq=False)
 class StoryLog:
     """The story of one call as it grows."""
@@ -132,13 +138,13 @@ class StoryLog:
     _n_entries: int = 0
     _first: tuple[Entry, ...] = ()
     _last: deque[Entry] | None = None
-    _sums: tuple[WaitSum, ...] = ()
+    _sums: _Sums = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         """The next entry; whatever it is, the story stays bounded."""
         self._n_entries += 1
         if isinstance(entry, Waited):
-            self._sums = _with(self._sums, entry)
+            _sum_up(self._sums, entry)
         elif isinstance(entry, Preempted):
             self.n_preemptions += 1
         if len(self._first) < FIRST_ENTRIES:
@@ -150,14 +156,19 @@ class StoryLog:
 
     def told(self, *, open_waits: Iterable[Waited] = (), ended_at_s: float | None = None) -> Story:
         """The story so far; `open_waits`: those that go on."""
-        waits, sums = tuple(open_waits), self._sums
+        waits, sums = tuple(open_waits), dict(self._sums)
         for wait in waits:
-            sums = _with(sums, wait)
+            _sum_up(sums, wait)
         last = tuple(self._last or ())
-        return Story(
+        return _new_story(
             entries=self._first + last + waits,
             n_left_out=self._n_entries - len(self._first) - len(last),
-            waited=sums,
+            waited=tuple(
+                [
+                    _new_sum(reason=reason, is_behind=is_behind, n_plans=n_plans, seconds=seconds)
+                    for (reason, is_behind), (n_plans, seconds) in sums.items()
+                ]
+            ),
             n_preemptions=self.n_preemptions,
             n_chunks=self.n_chunks,
             n_copies=self.n_copies,
@@ -166,15 +177,8 @@ class StoryLog:
         )
 
 
-def _with(sums: tuple[WaitSum, ...], wait: Waited) -> tuple[WaitSum, ...]:
-    """The sums with a further wait, at most one for each reason of its own and of those before it."""
+def _sum_up(sums: _Sums, wait: Waited) -> None:
+    """Adds a wait to the sum of its cause, which then is the last in order."""
     cause = (wait.reason, wait.is_behind)
-    others = tuple(one for one in sums if (one.reason, one.is_behind) != cause)
-    before = [one for one in sums if (one.reason, one.is_behind) == cause]
-    total = WaitSum(
-        reason=wait.reason,
-        is_behind=wait.is_behind,
-        n_plans=wait.n_plans + sum(one.n_plans for one in before),
-        seconds=wait.seconds + sum(one.seconds for one in before),
-    )
-    return (*others, total)
+    n_plans, seconds = sums.pop(cause, (0, 0.0))
+    sums[cause] = (n_plans + wait.n_plans, seconds + wait.seconds)

@@ -221,3 +221,14 @@ def test_a_clock_that_goes_back_charges_nobody() -> None:
     account.advance(3.0, n_free=0, n_cached=0, n_held=1)
     account.advance(6.0, n_free=0, n_cached=0, n_held=1)
     assert (account.time.held, account.elapsed_s) == (1.0, 1.0)
+
+
+def test_the_reading_of_a_cached_block_is_the_same_before_and_after_it_is_taken_again() -> None:
+    account = Account(1)
+    account.advance(0.0, n_free=1, n_cached=0, n_held=0)
+    account.begin(0)
+    account.advance(2.0, n_free=0, n_cached=0, n_held=1)
+    account.change(0, 1)  # its holder lets it go
+    account.advance(5.0, n_free=0, n_cached=1, n_held=0)
+    account.change(0, 0)
+    assert account.reading([0], [0]) == account.reading([0], [1]) == 0.0

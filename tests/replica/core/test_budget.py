@@ -65,6 +65,19 @@ def test_tokens_drawn_ahead_come_before_prefill_and_leave_one_for_everybody(
     assert budget.prefill_left == n_left
 
 
+@pytest.mark.parametrize(
+    ("n_missing", "n_drawn", "is_ample"),
+    [([1, 1], 1, True), ([1, 5], 1, False), ([1, 50], 1, False), ([9, 9, 9], 9, False)],
+)
+def test_a_budget_is_ample_only_where_who_runs_has_all_that_it_misses(
+    n_missing: list[int], n_drawn: int, is_ample: bool
+) -> None:
+    sequences = [make_sequence(n) for n in n_missing]
+    for sequence in sequences:
+        sequence.n_drawn = n_drawn
+    assert StepBudget.shared_among(sequences, CAPACITY, POLICY).is_ample is is_ample
+
+
 def test_what_is_withdrawn_goes_to_others() -> None:
     first, second = make_sequence(12), make_sequence(12)
     budget = StepBudget.shared_among([first, second], CAPACITY, POLICY)
