@@ -19,7 +19,7 @@ from bakehouse_replica.core.story import (
     WaitReason,
 )
 from bakehouse_replica.core.types import Capacity, FinishReason, SchedulingPolicy
-from driving import POLICY, make_request
+from driving import POLICY, make_driver, make_request
 from eventful import make_eventful
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -382,3 +382,13 @@ def test_of_a_long_story_the_middle_is_summed_up_and_said_to_be() -> None:
     assert story.entries == (*entries[:FIRST_ENTRIES], *entries[-LAST_ENTRIES:])
     assert story.n_left_out == n_entries - FIRST_ENTRIES - LAST_ENTRIES
     assert [(total.n_plans, total.seconds) for total in story.waited] == [(500, 125.0)] * 4
+
+
+def test_of_an_id_that_came_again_and_was_not_cancelled_no_older_story_is_told() -> None:
+    driver = make_driver()
+    driver.add(make_request("r", (1, 2), max_tokens=2))
+    driver.abort("r")
+    assert driver.scheduler.explain("r", driver.now) is not None
+    driver.add(make_request("r", (1, 2), max_tokens=2))
+    driver.run()
+    assert driver.scheduler.explain("r", driver.now) is None
