@@ -134,8 +134,8 @@ export class Fleet {
       this.#nFailures += 1;
       if (error.status === 401) return this.#tell("waits for an API key"); // until `start`
       const isOurs = !(error instanceof ApiError || error.name === "TimeoutError");
+      this.#tell(isOurs ? `this page has failed: ${error}` : `not live: ${error.message}`);
       if (isOurs) throw error;
-      this.#tell(`not live: ${error.message}`);
     }
     const pauseMs = Math.min(PERIOD_MS * 2 ** this.#nFailures, MAX_PERIOD_MS);
     this.#timer = setTimeout(() => this.#ask(), pauseMs);
