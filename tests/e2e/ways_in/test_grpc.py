@@ -279,7 +279,7 @@ async def test_each_request_leaves_a_line_in_the_log_of_its_gateway(faces: Faces
         (line,) = lines_of(request_id)
         assert re.search(
             rf"face={face} kind=completion model={MODEL} outcome=complete finish=length prompt_tokens=4 "
-            r"cached_tokens=0 generated_tokens=5 queue_s=[0-9.e-]+ first_token_s=[0-9.]+ total_s=[0-9.]+ "
-            r"replicas=\w+$",
+            r"cached_tokens=0 generated_tokens=5 block_s=[0-9.e-]+ queue_s=[0-9.e-]+ (waited=\S+ )?"
+            r"first_token_s=[0-9.]+ total_s=[0-9.]+ replicas=\w+$",
             line,
         )
